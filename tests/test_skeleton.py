@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("mlx", "mlx_lm", "numpy", "prometheus_client", "opentelemetry", "http.server", "click")
 LIGHT = ("veloxquant_mlx", "veloxquant_mlx.core", "veloxquant_mlx.memory", "veloxquant_exporters")
 
+BANNED = {
+    "registry host": re.compile(r"pypi\.org|pythonhosted\.org|npmjs\.(?:org|com)|deb\.debian"),
+    "machine path": re.compile(r"(?<![\w.~$}-])/(?:work|root|tmp|home/\w+|Users/\w+)/\w"),
+}
+
 
 def project() -> dict[str, Any]:
     """The parsed pyproject.toml."""
@@ -140,24 +145,29 @@ def test_the_wheel_holds_both_packages(tmp_path: Path) -> None:
     assert "vqmon = veloxquant_exporters.cli:main" in commands
 
 
-@pytest.mark.parametrize(
-    ("what", "pattern"),
-    [
-        (
-            "a package registry's host",
-            r"pypi\.org|pythonhosted\.org|npmjs\.(?:org|com)|deb\.debian",
-        ),
-        ("a path of one machine", r"(?<![\w.~$}-])/(?:work|root|tmp|home/\w+|Users/\w+)/\w"),
-    ],
-)
-def test_tracked_files_name_no(what: str, pattern: str) -> None:
+@pytest.mark.parametrize("what", BANNED)
+def test_tracked_files_name_no(what: str) -> None:
     """A file that names one machine's paths or registries works on no other."""
     found = [
         f"{name}: {match[0]}"
         for name, text in tracked_texts()
-        for match in re.finditer(pattern, text)
+        for match in BANNED[what].finditer(text)
     ]
-    assert found == [], what
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("what", "parts"),
+    [
+        ("registry host", ("https://pypi", ".org/simple")),
+        ("registry host", ("registry.npmjs", ".org")),
+        ("machine path", ("cd /", "work/main")),
+        ("machine path", ("open('/", "tmp/x')")),
+    ],
+)
+def test_the_ban_has_teeth(what: str, parts: tuple[str, str]) -> None:
+    """What the check above looks for, it finds; put together here, so as not to find this file."""
+    assert BANNED[what].search("".join(parts))
 
 
 def test_the_readme_starts_with_the_two_commands() -> None:
