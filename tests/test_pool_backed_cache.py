@@ -592,6 +592,19 @@ def test_a_request_never_charged_ends_its_registration_but_frees_nothing() -> No
     assert len(pool.blocks_for("r")) == 1
 
 
+def test_a_request_quantised_whole_ends_its_registration() -> None:
+    """Its layers gave their blocks back one by one, so that nothing is left to free."""
+    pool = new_pool()
+    pool.register_owner("r")
+    caches = PooledCaches([PoolBackedKVCache(pool, "r") for _ in range(2)])
+    for cache in caches:
+        cache.update_and_fetch(*tokens(20))
+        cache.to_quantized(group_size=32, bits=4)
+    assert pool.stats.blocks_in_use() == 0
+    caches.release()
+    pool.register_owner("r")
+
+
 def test_an_owner_freed_behind_the_caches_back_is_charged_again() -> None:
     """The cache keeps its tokens and its memory, so the next update charges for all of it."""
     pool = new_pool()

@@ -37,7 +37,7 @@ class Request:
     def __init__(self, pool: BlockPoolAllocator, owner: Owner) -> None:
         self.pool = pool
         self.owner = owner
-        self._leases: set[Lease] = set()
+        self._leases: frozenset[Lease] = frozenset()
         self._members: WeakSet[_Member] = WeakSet()
 
     @classmethod
@@ -66,7 +66,7 @@ class Request:
 
     @property
     def live(self) -> bool:
-        """True while a cache of this request is charged."""
+        """True while a cache of this request is charged, and its owner was not freed."""
         return any(lease.live for lease in self._leases)
 
     def __deepcopy__(self, memo: object) -> Request:
@@ -80,14 +80,18 @@ class Request:
     def charged(self, leases: tuple[Lease, ...]) -> None:
         """Let `release` end these leases, under which a member holds blocks."""
         if not self._leases.issuperset(leases):
-            self._leases = {lease for lease in self._leases if lease.live}.union(leases)
+            self._leases = self._leases.union(leases)
+
+    def gave_back(self, leases: tuple[Lease, ...]) -> None:
+        """Forget those of these leases that ended when a member gave its blocks back."""
+        self._leases = self._leases.difference(lease for lease in leases if not lease.live)
 
     def release(self) -> None:
         """Free all that the owner holds, if it is still this request's, and empty the caches."""
         if self.live:
             self.pool.free_all(self.owner)
         elif not self._leases and _latest[self.pool].get(self.owner) is self:
-            # Nothing was charged yet; an explicit registration ends with the request all the same.
+            # Never charged, or given back already; an explicit registration ends here all the same.
             # Inside a pool call (a signal handler) it has to stay: releases are queued, this not.
             with contextlib.suppress(PoolReentryError):
                 self.pool.release_owner(self.owner)
@@ -156,7 +160,7 @@ class CacheCharge:
             self._grow((n_blocks - len(self._k)) * block_size, fmt)
         elif n_blocks < len(self._k):
             self.cut_to(n_blocks)
-        self.covered = capacity if self._k else -1
+        self.covered = capacity if self.leases and len(self._k) == n_blocks else -1
 
     def _grow(self, n_tokens: int, fmt: str) -> None:
         request = self.request
@@ -197,8 +201,10 @@ class CacheCharge:
 
     def give_back(self) -> None:
         """Free what is still held; the cache may be charged anew."""
+        leases = self.leases if self.live else ()
         self.cut_to(0)
         self.drop()
+        self.request.gave_back(leases)
 
     def __del__(self) -> None:
         # Much may be gone at interpreter shutdown, and nobody is left to be told.

@@ -11,22 +11,27 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
-import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm_cache
 from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
 
-from veloxquant_mlx.core.exceptions import ArgumentTypeError
 from veloxquant_mlx.memory.cache_charge import CacheCharge, Request
+from veloxquant_mlx.memory.kv_arrays import (
+    check_input,
+    checked_state,
+    checked_step,
+    format_of,
+    grown_capacity,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    import mlx.core as mx
     from mlx_lm.models.cache import QuantizedKVCache
 
     from veloxquant_mlx.memory.block import Owner
     from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
-
-    State = tuple[mx.array | None, mx.array | None, int]
+    from veloxquant_mlx.memory.kv_arrays import State
 
 __all__ = ["PoolBackedKVCache", "PooledCaches", "build_pooled_caches"]
 
@@ -34,8 +39,6 @@ __all__ = ["PoolBackedKVCache", "PooledCaches", "build_pooled_caches"]
 _stock: Any = KVCache
 _update: Callable[[KVCache, mx.array, mx.array], tuple[mx.array, mx.array]]
 _update = _stock.update_and_fetch
-
-_FORMATS = {mx.float16: "fp16", mx.bfloat16: "bf16", mx.float32: "fp32"}
 
 
 class PoolBackedKVCache(KVCache):
@@ -53,7 +56,9 @@ class PoolBackedKVCache(KVCache):
 
     `from_state`, and so `load_prompt_cache`, makes an unbound cache: not charged until `attach`.
 
-    Like the stock cache it is for one thread at a time; the pool may be shared by many.
+    Like the stock cache it is for one thread at a time; the pool may be shared by many. A model
+    call that is refused half way leaves the layers before that point ahead of the others, as any
+    error in a model does: release the request, or trim them.
 
     Args:
         pool: The pool to charge.
@@ -80,7 +85,7 @@ class PoolBackedKVCache(KVCache):
     ) -> None:
         _stock.__init__(self)
         if step is not None:
-            self.step = _checked_step(step)
+            self.step = checked_step(step)
         self.attach(pool, owner)
 
     @property
@@ -134,7 +139,7 @@ class PoolBackedKVCache(KVCache):
         """
         shape, v_shape = keys.shape, values.shape
         if (shape, v_shape) != self._fitted:
-            self._check_input(shape, v_shape)
+            check_input(shape, v_shape, self.keys, self.values)
             self._fitted = shape, v_shape
         charge = self._charge
         if charge is None:
@@ -143,7 +148,8 @@ class PoolBackedKVCache(KVCache):
         charged = None
         if self.offset + shape[2] > charge.covered or not charge.leases[0].live:
             charged = charge.n_blocks
-            charge.cover(shape[0], self._capacity_with(shape[2]), _format_of(keys))
+            capacity = grown_capacity(self.keys, self.offset, shape[2], self.step)
+            charge.cover(shape[0], capacity, format_of(keys))
         try:
             fetched = _update(self, keys, values)
         except BaseException:
@@ -154,35 +160,12 @@ class PoolBackedKVCache(KVCache):
         charge.fill(shape[0] * self.offset)
         return fetched
 
-    def _check_input(self, shape: tuple[int, ...], v_shape: tuple[int, ...]) -> None:
-        """Refuse what mlx-lm would broadcast, or fail at half way."""
-        if len(shape) != 4 or len(v_shape) != 4 or shape[:3] != v_shape[:3]:
-            raise ValueError(
-                "keys and values must be (batch, heads, tokens, dim) and differ in dim at most, "
-                f"got {shape} and {v_shape}"
-            )
-        if self.keys is not None and self.values is not None:
-            held, v_held = self.keys.shape, self.values.shape
-            if (shape[:2], shape[3], v_shape[3]) != (held[:2], held[3], v_held[3]):
-                raise ValueError(
-                    f"got keys {shape} and values {v_shape}, which differ from the {held} and "
-                    f"{v_held} that are held in more than the number of tokens"
-                )
-
-    def _capacity_with(self, n_new: int) -> int:
-        """Length of the arrays once mlx-lm has made room for this many more tokens."""
-        held = 0 if self.keys is None else self.keys.shape[2]
-        if self.offset + n_new <= held:
-            return held
-        kept = self.offset if self.offset % self.step else held
-        return kept + -(-n_new // self.step) * self.step
-
     def _cover(self, charge: CacheCharge, keys: mx.array | None, offset: int) -> None:
         """Charge for arrays as they are, filled up to `offset`."""
         if keys is None:
             charge.cover(0, 0, "")
         else:
-            charge.cover(keys.shape[0], keys.shape[2], _format_of(keys))
+            charge.cover(keys.shape[0], keys.shape[2], format_of(keys))
             charge.fill(keys.shape[0] * offset)
 
     def trim(self, n: int) -> int:
@@ -213,7 +196,7 @@ class PoolBackedKVCache(KVCache):
 
     @state.setter
     def state(self, v: State) -> None:
-        keys, values, offset = _checked_state(v)
+        keys, values, offset = checked_state(v)
         if self._charge is not None:
             self._cover(self._charge, keys, offset)
         self.keys, self.values, self.offset = keys, values, offset
@@ -297,8 +280,15 @@ class PooledCaches(list[Any]):
                 ...
     """
 
+    request: Request | None = None
+
     def release(self) -> None:
-        """Free the blocks of every pool-backed cache in the list; others are left alone."""
+        """End the request, and those of other pool-backed caches that were put into the list.
+
+        Caches of other kinds are left alone.
+        """
+        if self.request is not None:
+            self.request.release()
         for cache in _pooled_in(self):
             cache.release()
 
@@ -331,11 +321,13 @@ def build_pooled_caches(
         ValueError: `step` is below 1.
     """
     if step is not None:
-        step = _checked_step(step)
+        step = checked_step(step)
     request = Request.of(pool, owner, new=True)  # the layers find it by its owner
-    return PooledCaches(
+    caches = PooledCaches(
         _pooled(cache, pool, request.owner, step) for cache in make_prompt_cache(model)
     )
+    caches.request = request
+    return caches
 
 
 def _pooled(cache: Any, pool: BlockPoolAllocator, owner: Owner, step: int | None) -> Any:
@@ -352,33 +344,6 @@ def _pooled_in(caches: Iterable[Any]) -> Iterator[PoolBackedKVCache]:
             yield cache
         elif isinstance(cache, CacheList):
             yield from _pooled_in(cache.caches)
-
-
-def _checked_step(step: object) -> int:
-    if type(step) is not int:
-        raise ArgumentTypeError(f"step must be an int >= 1 or None, got {step!r}")
-    if step < 1:
-        raise ValueError(f"step must be >= 1, got {step}")
-    return step
-
-
-def _checked_state(state: State) -> State:
-    keys, values, offset = state
-    if keys is None and values is None and offset == 0:
-        return state
-    if keys is None or values is None or keys.ndim != 4 or keys.shape[:3] != values.shape[:3]:
-        raise ValueError(
-            "a state is (None, None, 0), or keys and values of (batch, heads, tokens, dim) "
-            "that differ in dim at most, and the number of tokens used"
-        )
-    if not 0 <= offset <= keys.shape[2]:
-        raise ValueError(f"offset must be 0..{keys.shape[2]}, the length of keys, got {offset}")
-    return state
-
-
-def _format_of(array: mx.array) -> str:
-    """Format tag of an array: "fp16", "bf16", "fp32", or MLX's name of another dtype."""
-    return _FORMATS.get(array.dtype) or str(array.dtype).rpartition(".")[2]
 
 
 # load_prompt_cache looks a saved cache's class up among mlx-lm's own names.
