@@ -59,7 +59,7 @@ class BufferTable:
         self._n_pending = 0
         # Ids whose buffer must go; with a lease, unless the block has come to a new holder.
         self._dropping: deque[tuple[int, Lease | None]] = deque()
-        self._orphans: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._orphans: deque[tuple[weakref.ref[Any], int]] = deque()
         self.books = StorageBooks(head_dim)
         self._last_usage = self._take_usage()
         _tables.add(self)
@@ -126,7 +126,7 @@ class BufferTable:
 
     def retired_bytes(self) -> int:
         """Bytes of retired arrays that someone outside still refers to."""
-        return sum([nbytes for _, nbytes in list(self._orphans.values())])
+        return sum([nbytes for array, nbytes in list(self._orphans) if array() is not None])
 
     def fp16_equivalent_bytes(self) -> int:
         """Bytes that the buffers would take if all were fp16."""
@@ -164,6 +164,8 @@ class BufferTable:
             self._run(self._drop_next)
 
     def _drop_next(self) -> None:
+        if not self._dropping:
+            return  # a signal handler was faster
         block_id, lease = self._dropping[0]
         buffer = self._buffers.get(block_id)
         if buffer is not None and (
@@ -178,10 +180,13 @@ class BufferTable:
         self._dropping.popleft()
 
     def _watch_orphan(self, buffer: Buffer) -> None:
+        # Without a callback, which an interrupt could swallow: the dead are sorted out in passing.
         orphans = self._orphans
-        # By id, since the hash and the equality of a reference are those of the array.
-        ref = weakref.ref(buffer.array, lambda gone: orphans.pop(id(gone), None))
-        orphans[id(ref)] = (ref, buffer.nbytes)
+        orphans.append((weakref.ref(buffer.array), buffer.nbytes))
+        for _ in range(min(2, len(orphans))):
+            orphan = orphans.popleft()
+            if orphan[0]() is not None:
+                orphans.append(orphan)
 
     def _take_pending(self) -> tuple[dict[int, Buffer], int]:
         taken = self._pending, self._n_pending

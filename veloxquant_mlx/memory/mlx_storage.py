@@ -6,7 +6,7 @@ module imports MLX.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import mlx.core as mx
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from veloxquant_mlx.memory.storage_format import StorageFormat
 
 __all__ = ["MLXBlockStorage"]
+
+_FIRST_ROW: Final = mx.array(0)
 
 
 class MLXBlockStorage:
@@ -271,6 +273,10 @@ class MLXBlockStorage:
             return False
         buffer = self._table.current(block, lease)
         array = self._zeros(self._block_size, spec) if buffer is None else buffer.array
+        if place.stop - place.start == self._block_size:
+            # A plain update of all rows would make the buffer a view of `rows`, and keep alive the
+            # whole array that they are a slice of, such as the keys of a prompt.
+            rows = mx.slice_update(array, rows, _FIRST_ROW, (0,))
         array[place] = rows
         if buffer is None:
             buffer = self._table.install(block, lease, spec, array)

@@ -203,6 +203,7 @@ class StorageBooks:
         for buffer in buffers:
             rows, buffer.rows = buffer.rows, 0
             evaluated, buffer.evaluated = buffer.evaluated, False
+            buffer.holding = None
             self.swap(None, buffer)
             self.note_rows(buffer, rows)
             if evaluated:
