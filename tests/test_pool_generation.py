@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import pytest
 
-from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
+from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError, OwnerAlreadyActiveError
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.memory.pool_backed_cache import (
     PoolBackedKVCache,
@@ -294,6 +294,22 @@ def test_build_checks_its_arguments_even_for_models_without_plain_caches() -> No
         build_pooled_caches(model, pool, 1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="pool"):
         build_pooled_caches(model, None, 1)  # type: ignore[arg-type]
+
+
+def test_building_twice_for_an_idle_owner_makes_two_requests(pool: BlockPoolAllocator) -> None:
+    """One that failed before its first token may be released late."""
+    model = tiny_llama()
+    early, late = (build_pooled_caches(model, pool, 7) for _ in range(2))
+    pool.register_owner(7)
+    early.release()
+    with pytest.raises(OwnerAlreadyActiveError):
+        pool.register_owner(7)
+    generated(model, prompt_of(42), late, n=2)
+    early.release()
+    assert [c.offset for c in late] == [44] * LAYERS
+    assert pool.stats.blocks_in_use() == 2 * LAYERS * 16
+    late.release()
+    assert pool.stats.blocks_in_use() == 0
 
 
 # -- blocks come back, whatever happens ------------------------------------------------------------

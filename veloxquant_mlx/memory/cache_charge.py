@@ -156,20 +156,22 @@ class CacheCharge:
             self.give_back()
         block_size = self.request.pool.config.block_size
         n_blocks = batch * -(-capacity // block_size)
-        if n_blocks > len(self._k):
+        while n_blocks > len(self._k):
             self._grow((n_blocks - len(self._k)) * block_size, fmt)
-        elif n_blocks < len(self._k):
+        if n_blocks < len(self._k):
             self.cut_to(n_blocks)
-        self.covered = capacity if self.leases and len(self._k) == n_blocks else -1
+        self.covered = capacity if self.leases else -1
 
     def _grow(self, n_tokens: int, fmt: str) -> None:
         request = self.request
         fmt = self.leases[0].format if self.leases else fmt
         k, v = request.pool.allocate_kv(n_tokens, request.owner, fmt, n_filled=0)
         leases = (k[0].lease, v[0].lease)
-        if leases != self.leases:
-            # The first blocks; or the others were freed by another thread since we looked.
+        if self.leases and self.leases != leases:
+            # Another thread has freed the owner since we looked: all of it has to be charged anew.
             self.drop()
+            request.pool.free_held([*k, *v], *leases)
+            return
         self.leases = leases
         self._k += k
         self._v += v

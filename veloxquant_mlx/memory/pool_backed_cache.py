@@ -231,7 +231,7 @@ class PoolBackedKVCache(KVCache):
 
     def _emptied(self) -> None:
         """Called by the request, which has freed the blocks: drop the tokens too."""
-        self.keys = self.values = self._fitted = None
+        self.keys = self.values = None
         self.offset = 0
         if self._charge is not None:
             self._charge.drop()
