@@ -57,7 +57,7 @@ class NaiveLease:
 
 @dataclass(eq=False)
 class NaiveBlock:
-    """One block; `pool` is None for a copy or a block built by hand."""
+    """One block; `pool` is None for a detached one, `made` tells those built by hand."""
 
     block_id: int
     stream: str = "kv"
@@ -67,10 +67,11 @@ class NaiveBlock:
     ever_allocated: bool = False
     lease: NaiveLease | None = None
     pool: NaivePool | None = None
+    made: bool = False
 
     def detached(self) -> NaiveBlock:
         """Return a copy that no pool knows."""
-        return replace(self, lease=None, pool=None)
+        return replace(self, lease=None, pool=None, made=False)
 
 
 @dataclass
@@ -128,6 +129,13 @@ def check_int(name: str, value: object, low: int, high: float = float("inf")) ->
         raise ArgumentTypeError(f"{name} must be an int, not {value!r}")
     if not low <= value <= high:
         raise ValueError(f"{name} must be within {low}..{high}, not {value}")
+    return value
+
+
+def check_fill(name: str, value: object, most: int) -> int:
+    """Return `value` when it is an int within 0..most; a wrong type is a wrong value here."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"{name} must be an int within 0..{most}, not {value!r}")
     return value
 
 
@@ -257,7 +265,7 @@ class NaivePool:
         n_tokens = check_int("n_tokens", n_tokens, 1)
         owner = check_owner(owner)
         format = check_format(format)
-        filled = n_tokens if n_filled is None else check_int("n_filled", n_filled, 0, n_tokens)
+        filled = n_tokens if n_filled is None else check_fill("n_filled", n_filled, n_tokens)
         self._drain()
         n = self._n_needed(n_tokens)
         self._make_room({"k": n, "v": n} if self.config.separate_kv else {"kv": 2 * n})
@@ -280,7 +288,7 @@ class NaivePool:
     def mark_used(self, block: object, n_used: object) -> None:
         """Store how many slots of `block` are used."""
         block = self._check_block(block)
-        n_used = check_int("n_used", n_used, 0, self.config.block_size)
+        n_used = check_fill("n_used", n_used, self.config.block_size)
         self._drain()
         reason = self._reason(block, None)
         if reason is not None:
@@ -366,7 +374,7 @@ class NaivePool:
         return block
 
     def _reason(self, block: NaiveBlock, owner: Owner | None) -> str | None:
-        if block.pool is None:
+        if block.pool is None and not block.made:
             return "copied"
         if block.pool is not self:
             return "foreign"

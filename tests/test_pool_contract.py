@@ -241,7 +241,7 @@ def test_stats_fields() -> None:
         "peak_blocks_in_use",
         "_fragmented_count",
     ]
-    assert list(inspect.signature(AllocationStats).parameters) == names
+    assert list(inspect.signature(AllocationStats).parameters)[:9] == names
     stats = AllocationStats(8, 5, 2, 1, 1, 4, 3, 4, 2)
     assert [getattr(stats, name) for name in names[:-1]] == [8, 5, 2, 1, 1, 4, 3, 4]
     assert stats.blocks_in_use() == 3
@@ -725,12 +725,27 @@ def test_allocate_kv() -> None:
     assert (ids(k_blocks), ids(v_blocks)) == ([0, 1], [4, 5])
     assert {b.format for b in k_blocks + v_blocks} == {"int4"}
     assert pool.blocks_for(1) == k_blocks + v_blocks
-    assert len(pool.history) == 1
     one = unified(8)
     k_blocks, v_blocks = one.allocate_kv(20, 1)
     assert sorted(ids(k_blocks + v_blocks)) == [0, 1, 2, 3]
     assert (len(k_blocks), len(v_blocks)) == (2, 2)
     assert {b.stream for b in k_blocks + v_blocks} == {"kv"}
+
+
+def test_allocate_kv_is_one_record_of_history() -> None:
+    """One call, one record, like any other allocation."""
+    pool = separate(8)
+    pool.allocate_kv(20, 1)
+    assert [entry.n_allocations for entry in pool.history] == [4]
+
+
+def test_free_all_is_one_record_of_history() -> None:
+    """One call, one record, however many leases the owner has."""
+    pool = separate(8)
+    pool.allocate("k", 20, 1)
+    pool.allocate("v", 20, 1)
+    pool.free_all(1)
+    assert [entry.n_frees for entry in pool.history] == [0, 0, 4]
 
 
 @pytest.mark.parametrize("grow", [False, True])
@@ -751,12 +766,10 @@ def test_allocate_kv_n_filled() -> None:
     pool = separate(8)
     assert len(pool.allocate_kv(20, 1, n_filled=0)[0]) == 2
     assert len(pool.allocate_kv(20, 1, n_filled=20)[0]) == 2
-    for bad in (-1, 21):
+    bad: list[Any] = [-1, 21, True, 1.0, "3"]
+    for n_filled in bad:
         with pytest.raises(ValueError, match="n_filled"):
-            pool.allocate_kv(20, 1, n_filled=bad)
-    for wrong in (True, 1.0, "3"):
-        with pytest.raises(ArgumentTypeError):
-            pool.allocate_kv(20, 1, n_filled=wrong)  # type: ignore[arg-type]
+            pool.allocate_kv(20, 1, n_filled=n_filled)
 
 
 # -- free -----------------------------------------------------------------------------------------
@@ -822,10 +835,11 @@ def test_rejected_is_by_reason() -> None:
     gone = pool.allocate("k", 1, 2)[0]
     pool.free([gone])
     pool.free([gone, copy.copy(held[0]), Block(0), other.allocate("k", 1, 1)[0]])
+    assert pool.n_free("k") == 5
     pool.shrink("k", 0)
     pool.free([gone, held[0]], owner="someone else")
     counts = {reason: n for reason, n in pool.rejected.items() if n}
-    assert counts == {"free": 1, "copied": 2, "foreign": 1, "retired": 1, "stale": 1}
+    assert counts == {"free": 1, "copied": 1, "foreign": 2, "retired": 1, "stale": 1}
     assert pool.stats.blocks_in_use() == 3
 
 
@@ -1049,7 +1063,7 @@ def test_refusal() -> None:
 WRONG_OWNERS = [None, True, False, 1.0, math.nan, b"1", ("a",), [1], object()]
 
 
-@pytest.mark.parametrize("owner", WRONG_OWNERS, ids=repr)
+@pytest.mark.parametrize("owner", WRONG_OWNERS, ids=lambda owner: type(owner).__name__)
 def test_owner_is_an_int_or_a_str(owner: Any) -> None:
     """Every call that takes an owner refuses other types, and changes nothing."""
     pool = unified(4)
@@ -1066,12 +1080,21 @@ def test_owner_is_an_int_or_a_str(owner: Any) -> None:
     if owner is not None:  # which there means: whoever holds it
         calls += [
             lambda: pool.free([block], owner=owner),
-            lambda: pool.refusal(block, owner=owner),
         ]
     for call in calls:
         with pytest.raises(ArgumentTypeError, match="owner"):
             call()
         assert figures(pool) == before
+
+
+@pytest.mark.parametrize("owner", WRONG_OWNERS[1:], ids=lambda owner: type(owner).__name__)
+def test_refusal_checks_its_owner(owner: Any) -> None:
+    """True must not pass for owner 1 here either."""
+    pool = unified(4)
+    block = pool.allocate("k", 3, 1)[0]
+    with pytest.raises(ArgumentTypeError, match="owner"):
+        pool.refusal(block, owner=owner)
+    assert not any(pool.rejected.values())
 
 
 # -- the module -----------------------------------------------------------------------------------

@@ -1,0 +1,1174 @@
+"""What hits a pool in the middle of a call: threads, forks, signals, finalizers, Ctrl-C.
+
+Most of it is done twice: once by the real thing in numbers (timers, threads, the collector), and
+once by the book: a trace function walks a call of the pool and strikes at one point after the
+other, so that no point depends on luck.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import itertools
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import veloxquant_mlx.memory.block_pool
+from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError, PoolReentryError
+from veloxquant_mlx.memory.block_pool import Block, BlockPoolAllocator, PoolConfig
+
+# A thread-method timeout: the signal method uses the timer that these tests use themselves.
+pytestmark = pytest.mark.timeout(100, method="thread")
+
+POOL_FILES = str(Path(veloxquant_mlx.memory.block_pool.__file__).parent)
+OWNERS = (1, 2, "victim", "late")
+
+unix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals and fork")
+
+
+# Instructions, by the start of their names: after which signals are looked at; that make containers.
+LOOKERS = ("CALL", "JUMP_BACKWARD", "RESUME")
+MAKERS = ("BUILD_", "CALL", "BINARY_SLICE", "GET_ITER", "FOR_ITER", "LIST_TO", "MAKE_")
+
+# -- striking at a chosen point -------------------------------------------------------------------
+
+
+class Strike:
+    """Calls `action` at the `turn`-th point inside the pool's own code.
+
+    Points are where CPython looks at signals and lets threads switch: at the entry of a function,
+    after a call into C, at the end of a loop's turn. With `finalizers`, also where it makes a
+    container, since up to 3.11 the collector may run there, and finalizers with it.
+    """
+
+    def __init__(self, turn: int, action: Callable[[], object], *, finalizers: bool) -> None:
+        self.turn, self.action, self.finalizers = turn, action, finalizers
+        self.n_points = 0
+        self.struck = False
+        self.where = "nowhere"
+        self._previous: dict[FrameType, int | None] = {}
+
+    def __enter__(self) -> Strike:
+        self._old = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self._old)
+        self._previous.clear()
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if self.struck or not frame.f_code.co_filename.startswith(POOL_FILES):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, argument: object) -> Any:
+        if self.struck:
+            return None
+        if event == "return":
+            self._previous.pop(frame, None)
+            if frame.f_back is not None:
+                # Returning to Python code is no such point: forget the call that led here.
+                self._previous[frame.f_back] = None
+        elif event == "opcode":
+            if self._is_point(frame):
+                self.n_points += 1
+                if self.n_points > self.turn:
+                    self.struck = True
+                    self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+                    self.action()
+            self._previous[frame] = frame.f_lasti
+        return self._step
+
+    def _is_point(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        if self.finalizers and dis.opname[code.co_code[frame.f_lasti]].startswith(MAKERS):
+            return True
+        if frame not in self._previous:
+            return True
+        last = self._previous[frame]
+        if last is None or not dis.opname[code.co_code[last]].startswith(LOOKERS):
+            return False
+        # A signal strikes at the end of the call, this at the instruction after it: only where
+        # both stand under the same handlers is it the same.
+        return _handler(code, last) == _handler(code, frame.f_lasti)
+
+
+def _handler(code: CodeType, offset: int) -> int | None:
+    for entry in dis._parse_exception_table(code):  # type: ignore[attr-defined]
+        if entry.start <= offset < entry.end:
+            target: int = entry.target
+            return target
+    return None
+
+
+def interrupt() -> None:
+    """Do what Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+# -- the books ------------------------------------------------------------------------------------
+
+
+def assert_books(pool: BlockPoolAllocator) -> None:
+    """Everything adds up, recounted from what the owners hold."""
+    held = {owner: pool.blocks_for(owner) for owner in OWNERS}
+    blocks = [block for mine in held.values() for block in mine]
+    stats = pool.stats.snapshot()
+    assert len(set(blocks)) == len(blocks) == stats.blocks_in_use()
+    n_free = sum(pool.n_free(stream) for stream in streams_of(pool))
+    assert n_free + len(blocks) == stats.n_blocks
+    assert pool.config.n_blocks + stats.n_grown - stats.n_retired == stats.n_blocks
+    size = pool.config.block_size
+    partial = sum(0 < block.n_used < size for block in blocks)
+    assert stats.fragmentation() == (partial / stats.n_blocks if stats.n_blocks else 0.0)
+    assert stats.blocks_in_use() <= stats.peak_blocks_in_use
+    for owner, mine in held.items():
+        assert all(b.owner == owner and b.lease.live for b in mine)
+        assert all(b.lease.owner == owner for b in mine)
+
+
+def assert_usable(pool: BlockPoolAllocator) -> None:
+    """No owner haunts the pool, and every block can be had once more, once."""
+    for owner in OWNERS:
+        pool.free_all(owner)
+        assert pool.blocks_for(owner) == []
+        pool.register_owner(owner)
+        pool.release_owner(owner)
+    assert pool.stats.blocks_in_use() == 0
+    taken: list[Block] = []
+    for stream in streams_of(pool):
+        n = pool.n_free(stream)
+        if n:
+            taken += pool.allocate(stream, n * pool.config.block_size, 1)
+    assert len({b.block_id for b in taken}) == len(taken) == pool.stats.n_blocks
+    assert_books(pool)
+    pool.free_all(1)
+    assert_books(pool)
+
+
+def assert_unlocked(pool: BlockPoolAllocator) -> None:
+    """Another thread gets an answer."""
+    seen: list[int] = []
+
+    def ask() -> None:
+        seen.append(len(pool.history) + len(pool.blocks_for(1)))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert seen, "the lock was left held"
+
+
+def streams_of(pool: BlockPoolAllocator) -> tuple[str, ...]:
+    """Return the pool's own streams."""
+    return ("k", "v") if pool.config.separate_kv else ("kv",)
+
+
+# -- the calls that are struck --------------------------------------------------------------------
+
+Call = Callable[[], object]
+Scenario = Callable[[], tuple[BlockPoolAllocator, Call]]
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(build: Scenario) -> Scenario:
+    """Enter a scenario under its function's name."""
+    SCENARIOS[build.__name__] = build
+    return build
+
+
+def unified(n_blocks: int = 40, **options: Any) -> BlockPoolAllocator:
+    """Return a pool with one free list, in which a bystander and a victim hold blocks."""
+    pool = BlockPoolAllocator(
+        PoolConfig(block_size=4, n_blocks=n_blocks, separate_kv=False, **options)
+    )
+    pool.allocate("k", 6, 1)
+    pool.allocate("k", 6, "victim")
+    return pool
+
+
+def separate(n_blocks: int = 40, **options: Any) -> BlockPoolAllocator:
+    """Return the same with two free lists."""
+    pool = BlockPoolAllocator(PoolConfig(block_size=4, n_blocks=n_blocks, **options))
+    pool.allocate_kv(6, 1)
+    pool.allocate_kv(6, "victim")
+    return pool
+
+
+@scenario
+def one_block_for_a_new_owner() -> tuple[BlockPoolAllocator, Call]:
+    """The shortest path."""
+    pool = unified()
+    return pool, lambda: pool.allocate("k", 3, 2)
+
+
+@scenario
+def one_block_more() -> tuple[BlockPoolAllocator, Call]:
+    """A decode step."""
+    pool = unified()
+    pool.free(pool.allocate("k", 4, 2)[:1])
+    pool.allocate("k", 3, 2)
+    return pool, lambda: pool.allocate("k", 3, 2)
+
+
+@scenario
+def one_block_of_another_format() -> tuple[BlockPoolAllocator, Call]:
+    """A second lease."""
+    pool = unified()
+    pool.allocate("k", 3, 2)
+    return pool, lambda: pool.allocate("k", 3, 2, "int4")
+
+
+@scenario
+def one_block_for_a_registered_owner() -> tuple[BlockPoolAllocator, Call]:
+    """The registration has to survive."""
+    pool = unified()
+    pool.register_owner(2)
+    return pool, lambda: pool.allocate("k", 3, 2)
+
+
+@scenario
+def many_blocks() -> tuple[BlockPoolAllocator, Call]:
+    """A prefill, from never-used blocks."""
+    pool = unified()
+    return pool, lambda: pool.allocate("k", 27, 2)
+
+
+@scenario
+def many_reused_blocks() -> tuple[BlockPoolAllocator, Call]:
+    """A prefill, from large and small regions that were freed before, and some new ones."""
+    pool = unified(60)
+    for owner in (2, "late"):
+        pool.allocate("k", 80, owner)
+    pool.free_all(2)
+    pool.free_all("late")
+    pool.free(pool.allocate("k", 14, 2)[1:3])
+    return pool, lambda: pool.allocate("k", 4 * 45 - 1, 2)
+
+
+@scenario
+def many_blocks_after_a_single_free() -> tuple[BlockPoolAllocator, Call]:
+    """An owner that already lost a block grows."""
+    pool = unified()
+    pool.allocate("k", 3, 2, "int4")
+    pool.free(pool.allocate("k", 14, 2)[1:2])
+    return pool, lambda: pool.allocate("k", 14, 2)
+
+
+@scenario
+def both_streams() -> tuple[BlockPoolAllocator, Call]:
+    """Keys and values of one step."""
+    pool = separate()
+    return pool, lambda: pool.allocate_kv(11, 2)
+
+
+@scenario
+def both_streams_of_a_unified_pool() -> tuple[BlockPoolAllocator, Call]:
+    """Keys and values from one list."""
+    pool = unified()
+    return pool, lambda: pool.allocate_kv(11, 2)
+
+
+@scenario
+def growth() -> tuple[BlockPoolAllocator, Call]:
+    """An allocation that makes blocks."""
+    pool = unified(7, grow_on_exhaustion=True)
+    return pool, lambda: pool.allocate("k", 39, 2)
+
+
+@scenario
+def growth_of_both_streams() -> tuple[BlockPoolAllocator, Call]:
+    """The same twice in one call."""
+    pool = separate(10, grow_on_exhaustion=True, max_blocks=20)
+    return pool, lambda: pool.allocate_kv(19, 2)
+
+
+@scenario
+def exhaustion() -> tuple[BlockPoolAllocator, Call]:
+    """A refused allocation."""
+    pool = unified(5)
+
+    def fail() -> None:
+        with pytest.raises(BlockPoolExhaustedError):
+            pool.allocate("k", 39, 2)
+
+    return pool, fail
+
+
+@scenario
+def free_some() -> tuple[BlockPoolAllocator, Call]:
+    """A list in no order, partial blocks in it."""
+    pool = unified()
+    blocks = pool.allocate("k", 27, 2)
+    return pool, lambda: pool.free([blocks[i] for i in (6, 0, 3)])
+
+
+@scenario
+def free_whole_lease() -> tuple[BlockPoolAllocator, Call]:
+    """A list that ends a holding."""
+    pool = unified()
+    blocks = pool.allocate("k", 14, 2)
+    return pool, lambda: pool.free(blocks[::-1], owner=2)
+
+
+@scenario
+def free_of_several_owners() -> tuple[BlockPoolAllocator, Call]:
+    """A list with blocks of three owners, two formats, and repeated ones."""
+    pool = unified()
+    pool.register_owner(2)
+    blocks = pool.allocate("k", 6, 2) + pool.allocate("k", 6, 2, "int4")
+    blocks += pool.allocate("k", 9, "late") + pool.blocks_for(1)[:1]
+    return pool, lambda: pool.free(blocks + blocks[:2])
+
+
+@scenario
+def free_all_of_one_lease() -> tuple[BlockPoolAllocator, Call]:
+    """The end of a request."""
+    pool = unified()
+    pool.allocate("k", 14, 2)
+    return pool, lambda: pool.free_all(2)
+
+
+@scenario
+def free_all_of_a_large_lease() -> tuple[BlockPoolAllocator, Call]:
+    """A release whose list becomes a region of the free list."""
+    pool = unified(80)
+    pool.allocate("k", 14, "late")
+    pool.free_all("late")
+    pool.allocate("k", 4 * 30, 2)
+    return pool, lambda: pool.free_all(2)
+
+
+@scenario
+def free_all_of_many_leases() -> tuple[BlockPoolAllocator, Call]:
+    """The end of a registered request with keys, values and two formats."""
+    pool = separate()
+    pool.register_owner(2)
+    pool.allocate_kv(9, 2)
+    pool.allocate_kv(9, 2, "int4")
+    pool.free(pool.blocks_for(2)[:1])
+    return pool, lambda: pool.free_all(2)
+
+
+@scenario
+def free_held() -> tuple[BlockPoolAllocator, Call]:
+    """The release of a cache."""
+    pool = unified()
+    blocks = pool.allocate("k", 14, 2)
+    return pool, lambda: pool.free_held([*blocks, *pool.blocks_for(1)], blocks[0].lease)
+
+
+@scenario
+def queued_release() -> tuple[BlockPoolAllocator, Call]:
+    """A read that first does what a finalizer left."""
+    pool = unified()
+    blocks = pool.allocate("k", 14, 2)
+    late = pool.allocate("k", 14, "late")
+    pool.free_held_later(blocks, blocks[0].lease)
+    pool.free_held_later(late, late[0].lease)
+    return pool, lambda: pool.n_free("k")
+
+
+@scenario
+def shrink_unused() -> tuple[BlockPoolAllocator, Call]:
+    """Blocks never handed out go."""
+    pool = unified()
+    return pool, lambda: pool.shrink("k", 3)
+
+
+@scenario
+def shrink_everything() -> tuple[BlockPoolAllocator, Call]:
+    """Blocks of every kind go."""
+    pool = unified(80)
+    for owner in (2, "late"):
+        pool.allocate("k", 90, owner)
+    pool.free_all(2)
+    pool.free(pool.blocks_for("late"))
+    return pool, lambda: pool.shrink("k", 0)
+
+
+@scenario
+def mark_used() -> tuple[BlockPoolAllocator, Call]:
+    """The fill of a block moves."""
+    pool = unified()
+    block = pool.allocate("k", 4, 2)[0]
+    return pool, lambda: pool.mark_used(block, 1)
+
+
+@scenario
+def add_filled() -> tuple[BlockPoolAllocator, Call]:
+    """The fill of a lease moves."""
+    pool = unified()
+    lease = pool.allocate("k", 14, 2)[0].lease
+    return pool, lambda: pool.add_filled(-5, lease)
+
+
+@scenario
+def registration() -> tuple[BlockPoolAllocator, Call]:
+    """An owner comes and goes."""
+    pool = unified()
+
+    def register() -> None:
+        pool.register_owner(2)
+        pool.release_owner(2)
+        pool.register_owner(2)
+
+    return pool, register
+
+
+@scenario
+def reading() -> tuple[BlockPoolAllocator, Call]:
+    """Everything that only looks."""
+    pool = separate()
+    pool.allocate_kv(9, 2)
+
+    def read() -> object:
+        shown = pool.stats.snapshot(), pool.history, pool.blocks_for(2), pool.n_free("v")
+        return shown, pool.stats.to_prometheus(), pool.refusal(pool.blocks_for(1)[0], owner=2)
+
+    return pool, read
+
+
+each_scenario = pytest.mark.parametrize("name", list(SCENARIOS))
+
+
+def strike_everywhere(
+    name: str,
+    action: Callable[[BlockPoolAllocator], object],
+    check: Callable[[BlockPoolAllocator, BaseException | None], object],
+    *,
+    finalizers: bool = False,
+    step: int = 1,
+) -> None:
+    """Run a scenario again and again, struck at one point after the other, until none is left.
+
+    After each run `check` gets the pool and what the call raised.
+    """
+    for turn in itertools.count(0, step):
+        pool, call = SCENARIOS[name]()
+        raised: BaseException | None = None
+        with Strike(turn, lambda pool=pool: action(pool), finalizers=finalizers) as strike:
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C is what this is about
+                raised = error
+        if not strike.struck:
+            assert raised is None
+            assert turn > 0, "the call was never struck"
+            return
+        try:
+            check(pool, raised)
+        except BaseException as error:
+            error.add_note(f"struck in {strike.where}; the call raised {raised!r}")
+            raise
+
+
+def check_served(pool: BlockPoolAllocator, raised: BaseException | None) -> None:
+    """The call went on as if nothing had happened, and the pool is as good as ever."""
+    assert raised is None
+    assert_books(pool)
+    assert_usable(pool)
+
+
+# -- Ctrl-C ---------------------------------------------------------------------------------------
+
+
+@each_scenario
+def test_interrupted_at_every_point(name: str) -> None:
+    """Wherever Ctrl-C falls: the caller sees it, the lock is free, the books are whole."""
+
+    def check(pool: BlockPoolAllocator, raised: BaseException | None) -> None:
+        assert isinstance(raised, KeyboardInterrupt)
+        assert_books(pool)
+        assert_unlocked(pool)
+        assert_usable(pool)
+
+    strike_everywhere(name, lambda _: interrupt(), check)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep the pool's log lines away: Ctrl-C inside of `logging` leaves locks of its own held."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def alarm_handler(handler: Callable[[], object]) -> Iterator[Callable[[float], None]]:
+    """Yield what sets the real-time alarm that calls `handler` in this thread."""
+    old = signal.signal(signal.SIGALRM, lambda *_: handler())
+    try:
+        yield lambda delay: (signal.setitimer(signal.ITIMER_REAL, delay), None)[1]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+@unix
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one_block_for_a_new_owner",
+        "many_blocks",
+        "many_reused_blocks",
+        "both_streams",
+        "growth",
+        "free_some",
+        "free_of_several_owners",
+        "free_all_of_many_leases",
+        "shrink_everything",
+    ],
+)
+def test_interrupted_by_a_storm(name: str) -> None:
+    """The same with real signals at random moments, hundreds of them a call."""
+    moments = random.Random(name)
+    armed = False
+    n_hits = 0
+
+    def strike() -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise KeyboardInterrupt
+
+    with silence(), alarm_handler(strike) as set_alarm:
+        for _ in range(600):
+            pool, call = SCENARIOS[name]()
+            try:
+                armed = True
+                set_alarm(moments.uniform(2e-6, 8e-5))
+                call()
+                armed = False
+            except KeyboardInterrupt:
+                n_hits += 1
+                assert_books(pool)
+                assert_usable(pool)
+                if n_hits % 8 == 0:
+                    assert_unlocked(pool)
+            finally:
+                armed = False
+    assert n_hits > 50
+
+
+# -- signal handlers and finalizers inside a call -------------------------------------------------
+
+
+def read_everything(pool: BlockPoolAllocator) -> None:
+    """Ask what a handler may ask; the answers are sane, also in the middle of a call."""
+    snapshot = pool.stats.snapshot()
+    assert 0 <= snapshot.blocks_in_use() <= snapshot.n_blocks
+    assert 0.0 <= snapshot.fragmentation() <= 1.0
+    for stream in streams_of(pool):
+        assert 0 <= pool.n_free(stream) <= snapshot.n_blocks
+    assert pool.stats.n_allocations == snapshot.n_allocations
+    assert pool.stats.to_prometheus()
+    assert pool.history[-1].n_blocks >= 0
+
+
+@each_scenario
+def test_read_at_every_point(name: str) -> None:
+    """A handler that reads gets an answer wherever it strikes, and leaves no trace."""
+    strike_everywhere(name, read_everything, check_served, finalizers=True)
+
+
+@each_scenario
+def test_snapshots_add_up_at_every_signal_point(name: str) -> None:
+    """What a signal handler reads is a state between two calls, or between two of their parts."""
+
+    def read(pool: BlockPoolAllocator) -> None:
+        snapshot = pool.stats.snapshot()
+        n_free = sum(pool.n_free(stream) for stream in streams_of(pool))
+        assert n_free + snapshot.blocks_in_use() == snapshot.n_blocks
+        grown, retired = snapshot.n_grown, snapshot.n_retired
+        assert pool.config.n_blocks + grown - retired == snapshot.n_blocks
+
+    strike_everywhere(name, read, check_served)
+
+
+@each_scenario
+def test_release_at_every_point(name: str) -> None:
+    """A finalizer that releases an owner is served by the end of the call."""
+
+    def check(pool: BlockPoolAllocator, raised: BaseException | None) -> None:
+        assert pool.blocks_for("victim") == []
+        check_served(pool, raised)
+
+    strike_everywhere(name, lambda pool: pool.free_all("victim"), check, finalizers=True)
+
+
+@each_scenario
+def test_release_of_the_same_owner_at_every_point(name: str) -> None:
+    """Also when the owner is the one that the call is about."""
+    strike_everywhere(name, lambda pool: pool.free_all(2), check_served, finalizers=True)
+
+
+@each_scenario
+def test_queued_release_at_every_point(name: str) -> None:
+    """The same for free_held_later."""
+
+    held = {}
+    build = SCENARIOS[name]
+
+    def remembering() -> tuple[BlockPoolAllocator, Call]:
+        pool, call = build()
+        held[pool] = pool.blocks_for("victim")
+        return pool, call
+
+    def release(pool: BlockPoolAllocator) -> None:
+        pool.free_held_later(held[pool], *{block.lease for block in held[pool]})
+
+    def check(pool: BlockPoolAllocator, raised: BaseException | None) -> None:
+        del held[pool]
+        assert pool.blocks_for("victim") == []
+        check_served(pool, raised)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SCENARIOS, name, remembering)
+        strike_everywhere(name, release, check, finalizers=True)
+
+
+REENTRIES: dict[str, Callable[[BlockPoolAllocator], object]] = {
+    "allocate": lambda pool: pool.allocate("k", 6, "late"),
+    "allocate_kv": lambda pool: pool.allocate_kv(3, "late"),
+    "shrink": lambda pool: pool.shrink("k", 1),
+    "register": lambda pool: pool.register_owner("late"),
+    "release": lambda pool: pool.release_owner(2),
+    "free": lambda pool: pool.free(pool.blocks_for("victim")),
+    "free of the same": lambda pool: pool.free(pool.blocks_for(2)),
+    "mark_used": lambda pool: [pool.mark_used(b, 1) for b in pool.blocks_for(2)],
+    "mark_used 0": lambda pool: [pool.mark_used(b, 0) for b in pool.blocks_for(1)],
+    "add_filled": lambda pool: [pool.add_filled(-3, b.lease) for b in pool.blocks_for(2)],
+    "free_held": lambda pool: [pool.free_held([b], b.lease) for b in pool.blocks_for(2)],
+}
+
+
+@pytest.mark.parametrize("how", list(REENTRIES))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one_block_more",
+        "one_block_of_another_format",
+        "many_blocks_after_a_single_free",
+        "both_streams",
+        "growth",
+        "free_some",
+        "free_whole_lease",
+        "free_all_of_many_leases",
+        "queued_release",
+        "shrink_unused",
+        "mark_used",
+        "add_filled",
+    ],
+)
+def test_other_calls_from_inside_a_call(name: str, how: str) -> None:
+    """A handler that changes the pool is served, or refused with PoolReentryError; no hang."""
+
+    def reenter(pool: BlockPoolAllocator) -> None:
+        try:
+            REENTRIES[how](pool)
+        except (PoolReentryError, BlockPoolExhaustedError):
+            pass
+
+    def check(pool: BlockPoolAllocator, raised: BaseException | None) -> None:
+        assert raised is None or isinstance(raised, (BlockPoolExhaustedError, ValueError))
+        assert_books(pool)
+        assert_usable(pool)
+
+    strike_everywhere(name, reenter, check)
+
+
+@unix
+def test_C03_U38_signals_during_allocate() -> None:
+    """Hundreds of real signals whose handler reads and releases while the pool is at work."""
+    pool = unified()
+    failures: list[BaseException] = []
+    n_inside = n_signals = 0
+
+    def handle() -> None:
+        nonlocal n_inside, n_signals
+        n_signals += 1
+        n_inside += _inside_pool(sys._getframe())
+        try:
+            read_everything(pool)
+            pool.free_all("late")
+        except BaseException as error:  # noqa: BLE001 - shown below, not lost in a handler
+            failures.append(error)
+
+    with alarm_handler(handle) as set_alarm:
+        for turn in range(100_000):
+            set_alarm(2e-5 + turn % 7 * 1e-5)
+            pool.allocate("k", 30, "late")
+            pool.allocate("k", 30, 2)
+            pool.free(pool.blocks_for(2)[::2])
+            pool.free_all(2)
+            pool.free_all("late")
+            if n_inside > 200 or failures:
+                break
+    assert failures == []
+    assert n_inside > 200
+    assert n_signals >= n_inside
+    assert_books(pool)
+    assert_unlocked(pool)
+    assert_usable(pool)
+
+
+def _inside_pool(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(POOL_FILES):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Request:
+    """Holds blocks and gives them back when it is collected; a cycle, so only a GC does it."""
+
+    n_inside = 0
+    n_gone = 0
+
+    def __init__(self, pool: BlockPoolAllocator, owner: str, how: str) -> None:
+        self.me, self.pool, self.owner, self.how = self, pool, owner, how
+        self.blocks = pool.allocate("k", 6, owner)
+
+    def __del__(self) -> None:
+        Request.n_gone += 1
+        Request.n_inside += _inside_pool(sys._getframe())
+        if self.how == "free_all":
+            self.pool.free_all(self.owner)
+        elif self.how == "free":
+            self.pool.free(self.blocks, owner=self.owner)
+        else:
+            self.pool.free_held_later(self.blocks, self.blocks[0].lease)
+
+
+@contextmanager
+def eager_collector() -> Iterator[list[Any]]:
+    """Collect garbage at every chance; yield what finalizers and callbacks raised."""
+    unraisable: list[Any] = []
+    old_hook, old_threshold = sys.unraisablehook, gc.get_threshold()
+    sys.unraisablehook = unraisable.append
+    gc.set_threshold(1, 1, 10)
+    try:
+        yield unraisable
+    finally:
+        gc.set_threshold(*old_threshold)
+        sys.unraisablehook = old_hook
+
+
+@pytest.mark.parametrize("how", ["free_all", "free", "free_held_later"])
+def test_finalizers_release_inside_the_pool(how: str) -> None:
+    """The collector strikes inside the pool's calls; releases from there are done, none lost."""
+    pool = BlockPoolAllocator(
+        PoolConfig(block_size=4, n_blocks=8, separate_kv=False, grow_on_exhaustion=True)
+    )
+    Request.n_inside = Request.n_gone = 0
+    with eager_collector() as unraisable:
+        for turn in range(150):
+            Request(pool, f"request {turn}", how)
+            pool.allocate("k", 3 + turn % 40, 2)
+            pool.allocate("k", 9, 2, "int4")
+            pool.free(pool.blocks_for(2)[::3])
+            pool.shrink("k", 40)
+            pool.free_all(2)
+    gc.collect()
+    assert unraisable == []
+    assert Request.n_gone == 150
+    assert Request.n_inside > 20, "the finalizers ran elsewhere: nothing was tested"
+    assert pool.stats.blocks_in_use() == 0
+    assert_books(pool)
+    assert_unlocked(pool)
+    assert_usable(pool)
+
+
+def test_weakref_finalizers_release_inside_the_pool() -> None:
+    """The same with weakref.finalize, the usual way to tie an owner to an object."""
+
+    class Cache:
+        def __init__(self) -> None:
+            self.me = self
+
+    pool = unified(16, grow_on_exhaustion=True)
+    with eager_collector() as unraisable:
+        for turn in range(100):
+            cache = Cache()
+            pool.allocate("k", 6, f"request {turn}")
+            weakref.finalize(cache, pool.free_all, f"request {turn}")
+            del cache
+            pool.allocate("k", 30, 2)
+            pool.free(pool.blocks_for(2)[1:])
+            pool.free_all(2)
+    gc.collect()
+    assert unraisable == []
+    assert_books(pool)
+    assert_usable(pool)
+
+
+def test_gc_callbacks_inside_the_pool() -> None:
+    """A monitor in gc.callbacks may read the pool and release an owner."""
+    pool = unified()
+    n_inside = 0
+    failures: list[BaseException] = []
+
+    def watch(phase: str, info: dict[str, int]) -> None:
+        nonlocal n_inside
+        n_inside += _inside_pool(sys._getframe())
+        try:
+            read_everything(pool)
+            pool.free_all("late")
+        except BaseException as error:  # noqa: BLE001 - shown below, not lost in a callback
+            failures.append(error)
+
+    with eager_collector() as unraisable:
+        gc.callbacks.append(watch)
+        try:
+            for _ in range(60):
+                pool.allocate("k", 6, "late")
+                pool.allocate("k", 30, 2)
+                pool.free(pool.blocks_for(2)[::2])
+                pool.free_all(2)
+        finally:
+            gc.callbacks.remove(watch)
+    assert failures == []
+    assert unraisable == []
+    assert n_inside > 20
+    assert_books(pool)
+    assert_usable(pool)
+
+
+# -- threads --------------------------------------------------------------------------------------
+
+
+class Pause:
+    """Stops another thread at a chosen point inside the pool, while the test looks."""
+
+    def __init__(self, turn: int, call: Call) -> None:
+        self._reached, self._go_on = threading.Event(), threading.Event()
+        self._strike = Strike(turn, self._stop, finalizers=False)
+        self._call = call
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _stop(self) -> None:
+        self._reached.set()
+        self._go_on.wait(60)
+
+    def _run(self) -> None:
+        with self._strike:
+            self._call()
+        self._reached.set()
+
+    @property
+    def where(self) -> str:
+        """The place where the thread stands."""
+        return self._strike.where
+
+    def __enter__(self) -> bool:
+        """Return whether the other thread stands inside the pool."""
+        self._thread.start()
+        self._reached.wait(60)
+        return self._strike.struck
+
+    def __exit__(self, *error: object) -> None:
+        self._go_on.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def pauses(name: str, step: int) -> Iterator[tuple[BlockPoolAllocator, Pause]]:
+    """Yield a scenario that another thread runs, paused at one point after the other."""
+    for turn in itertools.count(0, step):
+        pool, call = SCENARIOS[name]()
+        pause = Pause(turn, call)
+        yield pool, pause
+        if not pause._strike.struck:
+            return
+
+
+BUSY = ["many_blocks", "both_streams", "free_of_several_owners", "free_all_of_many_leases"]
+
+
+@pytest.mark.parametrize("name", BUSY)
+def test_free_held_later_waits_for_nobody(name: str) -> None:
+    """A finalizer on this thread is not held up by another thread's call, nor is a counter."""
+    for pool, pause in pauses(name, 5):
+        stats = pool.stats
+        victims = pool.blocks_for("victim")
+        with pause as inside:
+            if inside:
+                pool.free_held_later(victims, *{block.lease for block in victims})
+                assert 0 <= stats.n_frees <= stats.n_allocations
+        assert_books(pool)
+        assert (pool.blocks_for("victim") == []) is inside
+
+
+@unix
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one_block_for_a_new_owner",
+        "many_blocks",
+        "many_reused_blocks",
+        "many_blocks_after_a_single_free",
+        "both_streams",
+        "growth_of_both_streams",
+        "free_some",
+        "free_of_several_owners",
+        "free_all_of_many_leases",
+        "queued_release",
+        "shrink_everything",
+        "reading",
+    ],
+)
+def test_fork_in_another_threads_call(name: str) -> None:
+    """The child has a pool with a free lock and whole books, wherever the other thread stood."""
+    n_forks = 0
+    for pool, pause in pauses(name, 11):
+        with pause as inside:
+            if inside:
+                n_forks += 1
+                report = in_child(lambda pool=pool: (assert_books(pool), assert_usable(pool)))
+                if report:
+                    pytest.fail(f"{pause.where}: {report}")
+        assert_books(pool)
+        assert_usable(pool)
+    assert n_forks
+
+
+@unix
+@pytest.mark.parametrize(
+    "name", ["many_blocks", "both_streams", "free_of_several_owners", "shrink_everything"]
+)
+def test_fork_from_a_handler_inside_a_call(name: str) -> None:
+    """A fork by the thread that is inside: parent and child both finish the call."""
+    reports: list[str] = []
+
+    def fork(_: BlockPoolAllocator) -> None:
+        reader, writer = os.pipe()
+        child = _fork()
+        if child == 0:
+            children.append(writer)
+            return
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            reports.append(pipe.read())
+        os.waitpid(child, 0)
+
+    children: list[int] = []
+    def check(pool: BlockPoolAllocator, raised: BaseException | None) -> None:
+        if children:
+            _report_and_exit(children[0], lambda: check_served(pool, raised))
+        check_served(pool, raised)
+
+    strike_everywhere(name, fork, check, step=9)
+    assert reports
+    assert set(reports) == {""}
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of threads, the point here
+        return os.fork()
+
+
+def in_child(check: Call) -> str:
+    """Run `check` in a forked child and return its traceback, empty when all is well."""
+    reader, writer = os.pipe()
+    child = _fork()
+    if child == 0:
+        _report_and_exit(writer, check)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        report = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return report or ("" if status == 0 else f"the child ended with status {status}: a hang?")
+
+
+def _report_and_exit(writer: int, check: Call) -> None:
+    sys.settrace(None)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(20)  # ends a child that hangs
+    status = 0
+    try:
+        check()
+    except BaseException:  # noqa: BLE001 - handed to the parent
+        os.write(writer, traceback.format_exc().encode())
+        status = 1
+    finally:
+        os._exit(status)
+
+
+@contextmanager
+def fast_switching() -> Iterator[None]:
+    """Let threads take turns as often as the interpreter can."""
+    old = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(old)
+
+
+@pytest.mark.parametrize("separate_kv", [False, True])
+def test_threads_never_share_a_block(separate_kv: bool) -> None:
+    """Four threads take and give back by every path; no block has two holders, no sum is off."""
+    pool = BlockPoolAllocator(
+        PoolConfig(
+            block_size=4,
+            n_blocks=30,
+            separate_kv=separate_kv,
+            grow_on_exhaustion=True,
+            max_blocks=60,
+        )
+    )
+    holders: dict[int, int] = {}
+    failures: list[BaseException] = []
+    n_taken = [0] * 4
+
+    def take(me: int, rng: random.Random) -> list[Block]:
+        try:
+            if rng.random() < 0.3:
+                k_blocks, v_blocks = pool.allocate_kv(rng.randint(1, 12), me)
+                blocks = k_blocks + v_blocks
+            else:
+                fmt = rng.choice(["fp16", "int4"])
+                blocks = pool.allocate(rng.choice("kv"), rng.randint(1, 24), me, fmt)
+        except BlockPoolExhaustedError:
+            return []
+        n_taken[me] += len(blocks)
+        for block in blocks:
+            assert holders.setdefault(block.block_id, me) == me, "a block with two holders"
+            assert block.owner == me
+        return blocks
+
+    def give_back(me: int, mine: list[Block], rng: random.Random) -> list[Block]:
+        gone = mine if rng.random() < 0.4 else rng.sample(mine, len(mine) // 2)
+        for block in gone:
+            del holders[block.block_id]
+        if gone is mine and rng.random() < 0.5:
+            pool.free_all(me)
+        elif rng.random() < 0.3:
+            pool.free_held(gone, *{block.lease for block in gone})
+        else:
+            pool.free(gone, owner=me)
+        return [block for block in mine if block not in set(gone)]
+
+    def work(me: int) -> None:
+        rng = random.Random(me)
+        mine: list[Block] = []
+        try:
+            for _ in range(250):
+                mine += take(me, rng)
+                if mine and rng.random() < 0.6:
+                    pool.mark_used(rng.choice(mine), rng.randint(0, 4))
+                    mine = give_back(me, mine, rng)
+                if rng.random() < 0.1:
+                    pool.shrink(rng.choice("kv"), 4)
+            assert set(pool.blocks_for(me)) == set(mine)
+            for block in mine:
+                del holders[block.block_id]
+            pool.free_all(me)
+        except BaseException as error:  # noqa: BLE001 - shown below, not lost in a thread
+            failures.append(error)
+
+    def watch() -> None:
+        last = pool.stats.snapshot()
+        try:
+            while any(thread.is_alive() for thread in workers):
+                now = pool.stats.snapshot()
+                assert pool.config.n_blocks + now.n_grown - now.n_retired == now.n_blocks
+                assert 0 <= now.blocks_in_use() <= now.n_blocks <= 60
+                assert now.blocks_in_use() <= now.peak_blocks_in_use
+                assert now.n_allocations >= last.n_allocations
+                assert now.n_frees >= last.n_frees
+                assert now.peak_blocks_in_use >= last.peak_blocks_in_use
+                last = now
+        except BaseException as error:  # noqa: BLE001 - shown below, not lost in a thread
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(me,), daemon=True) for me in range(4)]
+    watcher = threading.Thread(target=watch, daemon=True)
+    with fast_switching():
+        for thread in [*workers, watcher]:
+            thread.start()
+        for thread in [*workers, watcher]:
+            thread.join(80)
+    assert failures == []
+    assert holders == {}
+    stats = pool.stats.snapshot()
+    assert stats.n_allocations == stats.n_frees == sum(n_taken)
+    assert not any(pool.rejected.values())
+    assert_books(pool)
+    assert_usable(pool)
+
+
+def test_threads_race_for_one_owner_id() -> None:
+    """Of several threads that register one id, one wins each time."""
+    pool = unified()
+    n_won = [0] * 4
+    barrier = threading.Barrier(4)
+
+    def race(me: int) -> None:
+        for _ in range(60):
+            barrier.wait(60)
+            try:
+                pool.register_owner("late")
+            except ValueError:
+                won = False
+            else:
+                won = True
+                n_won[me] += 1
+            barrier.wait(60)
+            if won:
+                pool.release_owner("late")
+
+    threads = [threading.Thread(target=race, args=(me,), daemon=True) for me in range(4)]
+    with fast_switching():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert sum(n_won) == 60
+
+
+def test_threads_free_the_same_blocks() -> None:
+    """Of several threads that free one list, each block is taken back once."""
+    pool = unified(70)
+    barrier = threading.Barrier(3)
+    blocks: list[Block] = []
+
+    def race(me: int) -> None:
+        for _ in range(30):
+            if me == 0:
+                blocks[:] = pool.allocate("k", 240, 2)
+            barrier.wait(60)
+            pool.free(list(blocks))
+            barrier.wait(60)
+
+    threads = [threading.Thread(target=race, args=(me,), daemon=True) for me in range(3)]
+    with fast_switching():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert pool.stats.n_frees == 30 * 60
+    assert sum(pool.rejected.values()) == 2 * 30 * 60
+    assert_books(pool)
+    assert_usable(pool)
