@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from veloxquant_mlx.core.exceptions import PoolReentryError
 from veloxquant_mlx.memory.storage_books import SETTLE_ASKED, Buffer, StorageBooks, StorageUsage
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from veloxquant_mlx.memory.storage_format import StorageFormat
 
 __all__ = ["BufferTable", "holds"]
+
+# How long counts and drops wait for a change of another thread, which takes microseconds.
+PATIENCE_S: Final = 0.05
 
 _T = TypeVar("_T")
 
@@ -133,11 +136,9 @@ class BufferTable:
         return self.books.n_buffers * self._row_elements * 2
 
     def usage(self) -> StorageUsage:
-        """All counts at one moment; the last ones taken, where this thread is inside a change."""
-        with self._lock:
-            if not self._busy:
-                self._last_usage = self._run(self._take_usage)
-            return self._last_usage
+        """All counts at one moment; the last ones taken, where the lock cannot be had soon."""
+        self._soon(self._refresh_usage)
+        return self._last_usage
 
     # -- under the lock -------------------------------------------------------------------------
 
@@ -154,10 +155,27 @@ class BufferTable:
 
     def _drop(self, entries: Iterable[tuple[int, Lease | None]]) -> None:
         self._dropping.extend(entries)
-        with self._lock:
-            # A change that this call interrupted does the dropping when it is done.
+        # Where that is not possible now, the change that has the lock does it when it is done.
+        self._soon(self._drop_queued)
+
+    def _soon(self, change: Callable[[], object]) -> None:
+        """Run `change` under the lock, unless that would mean to wait for long or for itself.
+
+        A collector may hold the pool's lock here, and a finalizer wait for it inside a change of
+        another thread: the one wait that ends by itself is this.
+        """
+        lock = self._lock
+        if lock._is_owned():  # type: ignore[attr-defined]
             if not self._busy:
-                self._drop_queued()
+                change()
+            return
+        try:
+            if lock.acquire(timeout=PATIENCE_S):
+                change()
+        finally:
+            # Not by what `acquire` returned, which an interrupt just after it would lose.
+            if lock._is_owned():  # type: ignore[attr-defined]
+                lock.release()
 
     def _drop_queued(self) -> None:
         while self._dropping:
@@ -202,6 +220,10 @@ class BufferTable:
         for buffer in buffers:
             if self._buffers.get(buffer.block.block_id) is buffer:
                 self.books.note_evaluated(buffer)
+
+    def _refresh_usage(self) -> None:
+        self._drop_queued()
+        self._last_usage = self._run(self._take_usage)
 
     def _take_usage(self) -> StorageUsage:
         books = self.books

@@ -246,8 +246,8 @@ class MLXBlockStorage:
     def usage(self) -> StorageUsage:
         """All counts at one moment, in constant time and without evaluating; any thread may ask.
 
-        Asked by a signal handler in the middle of a call on this storage, it is the usage that was
-        asked for last.
+        Asked in the middle of a call on this storage, by a signal handler or because another thread
+        is stuck in one, it is the usage that was asked for last. May be asked under the pool's lock.
         """
         return self._table.usage()
 
