@@ -99,17 +99,17 @@ class LiveStats(AllocationStats):
         object.__setattr__(self, "_pool", pool)
 
     if not TYPE_CHECKING:  # mypy knows dataclass fields as attributes, not as properties
-        n_blocks = property(lambda self: self._pool._era.n_blocks)
+        n_blocks = property(lambda self: self._pool._counts[4].n_blocks)
         n_allocations = property(lambda self: self._pool._taken)
-        n_frees = property(lambda self: self._pool._gave)
-        n_reused = property(lambda self: self._pool._taken - self._pool._born)
-        n_exhausted = property(lambda self: self._pool._era.n_exhausted)
-        n_grown = property(lambda self: self._pool._era.n_grown)
-        n_retired = property(lambda self: self._pool._era.n_retired)
+        n_frees = property(lambda self: self._pool._counts[0])
+        n_reused = property(lambda self: self._pool._taken - self._pool._counts[1])
+        n_exhausted = property(lambda self: self._pool._counts[4].n_exhausted)
+        n_grown = property(lambda self: self._pool._counts[4].n_grown)
+        n_retired = property(lambda self: self._pool._counts[4].n_retired)
         peak_blocks_in_use = property(
-            lambda self: max(self._pool._peak, self._pool._taken - self._pool._gave)
+            lambda self: max(self._pool._counts[3], self._pool._taken - self._pool._counts[0])
         )
-        _fragmented_count = property(lambda self: self._pool._partial)
+        _fragmented_count = property(lambda self: self._pool._counts[2])
         monotonic_ns = property(lambda self: self._pool._clock())
 
     def snapshot(self) -> AllocationStats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veloxquant_mlx.memory.block import Block
+from veloxquant_mlx.memory.block import Block, Lease, Owner
 from veloxquant_mlx.memory.books import Books
 from veloxquant_mlx.memory.stream import Stream
 
@@ -25,7 +25,7 @@ def audit(books: Books) -> list[str]:
             held[lease.stream] += len(blocks)
             slack[lease.stream] += lease._slack
             partial += lease._partial
-            if not lease._live or not blocks:
+            if lease._at is None or not blocks:
                 faults.append(f"{lease!r} of owner {owner!r} is dead or empty")
             if lease._owner != owner:
                 faults.append(f"{lease!r} is filed under owner {owner!r}")
@@ -41,12 +41,13 @@ def audit(books: Books) -> list[str]:
             faults.append(f"the order of owner {owner!r} names other blocks than its leases")
     for stream in books._streams:
         faults += _audit_stream(stream, held[stream.name], slack[stream.name], seen)
-    in_use = books._taken - books._gave
+    gave, born, n_partial, _, era = books._counts
+    in_use = books._taken - gave
     if in_use != sum(held.values()):
         faults.append(f"{in_use} blocks in use by the counters, {sum(held.values())} by the lists")
-    if books._partial != partial:
-        faults.append(f"{books._partial} partial blocks counted, {partial} by lease")
-    if books._era.n_blocks != sum(stream.managed for stream in books._streams):
+    if n_partial != partial:
+        faults.append(f"{n_partial} partial blocks counted, {partial} by lease")
+    if era.n_blocks != sum(stream.managed for stream in books._streams):
         faults.append("the streams do not add up to the managed blocks")
     return faults
 
@@ -55,6 +56,8 @@ def _audit_stream(stream: Stream, held: int, slack: int, seen: set[Block]) -> li
     faults = []
     free = stream.free_blocks()
     n_free = len(free) + stream.end_id - stream.next_id
+    if stream.n_below != sum(map(len, stream.below)):
+        faults.append(f"stream {stream.name}: {stream.n_below} blocks counted below the top")
     if stream.n_free != n_free:
         faults.append(f"stream {stream.name}: {stream.n_free} free counted, {n_free} listed")
     if n_free + held != stream.managed:
@@ -65,7 +68,7 @@ def _audit_stream(stream: Stream, held: int, slack: int, seen: set[Block]) -> li
         faults.append(f"stream {stream.name}: a block is on the free list twice")
     if not seen.isdisjoint(free):
         faults.append(f"stream {stream.name}: a held block is on the free list")
-    if any(getattr(block, "_lease", stream.retired)._live for block in free):
+    if any(getattr(block, "_lease", stream.retired)._at is not None for block in free):
         faults.append(f"stream {stream.name}: a free block points to a live lease")
     if stream.slack != slack:
         faults.append(f"stream {stream.name}: slack {stream.slack}, by lease {slack}")
@@ -73,9 +76,39 @@ def _audit_stream(stream: Stream, held: int, slack: int, seen: set[Block]) -> li
 
 
 def heal(books: Books) -> None:
-    """Finish what a fork cut off: free blocks that another thread was marking point nowhere."""
+    """Finish what a fork cut off in another thread's call, by counting anew from the lists."""
+    for owner, first in list(books._owners.items()):
+        _heal_owner(books, owner, [first] if first._group is None else first._group.leases)
+    partial = 0
     for stream in books._streams:
+        stream.slack = 0
         for block in stream.free_blocks():
             lease = getattr(block, "_lease", stream.retired)
-            if lease._live:
+            if lease._at is not None:  # it was being marked
                 block._lease = lease.tomb()
+    for first in books._owners.values():
+        for lease in [first] if first._group is None else first._group.leases:
+            fills = [block._fill for block in lease._blocks]
+            lease._partial = sum(0 < fill < books._block_size for fill in fills)
+            partial += lease._partial
+            lease._stream.slack += lease._slack  # type: ignore[union-attr]
+    in_use = sum(stream.managed - stream.n_free for stream in books._streams)
+    _, born, _, peak, era = books._counts
+    books._counts = (books._taken - in_use, born, partial, peak, era)
+
+
+def _heal_owner(books: Books, owner: Owner, leases: list[Lease]) -> None:
+    alive = [lease for lease in leases if lease._at is not None and lease._blocks]
+    for lease in leases:
+        if lease not in alive:
+            lease._at = None
+    if not alive:
+        del books._owners[owner]
+        if books._explicit.pop(owner, "") is None:
+            books._waiting[owner] = None
+    elif alive[0]._group is not None:
+        group = alive[0]._group
+        group.leases = alive
+        group.forget_the_dead()
+        group.by_key = {(lease.stream, lease._format): lease for lease in alive}
+        books._owners[owner] = alive[0]

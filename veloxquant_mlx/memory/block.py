@@ -10,6 +10,7 @@ who holds again gets a new one, which is how a storage tells a new holder from t
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -17,12 +18,10 @@ if TYPE_CHECKING:
 
     from veloxquant_mlx.memory.stream import Stream
 
-__all__ = ["COPIED", "DETACHED", "FREE", "RETIRED", "Block", "Lease", "Owner", "detached_reason"]
+__all__ = ["COPIED", "DETACHED", "Block", "Lease", "Owner", "detached_reason"]
 
 Owner = int | str
 
-FREE: Final = "free"
-RETIRED: Final = "retired"
 DETACHED: Final = "foreign"
 COPIED: Final = "copied"
 
@@ -33,43 +32,39 @@ class Lease:
     The books' fields are private to `veloxquant_mlx.memory` and change under the pool's lock only.
     """
 
-    # Fields in order of use by the one-block path. `_home` is the pool's token, not the pool: a
+    # Fields in order of use by the one-block path. `_at` is the pool's token, not the pool: a
     # reference back would make a dropped pool live until a full garbage collection.
     __slots__ = (
+        "_at",  # the token of the pool while the lease lives, else None
         "_blocks",  # list, or an insertion-ordered dict once a block was freed singly
         "_born_ns",
-        "_explicit",  # registered by register_owner: outlives its last block
         "_format",
         "_group",  # the owner's Group, when it has several leases
-        "_home",
-        "_live",
         "_owner",
+        "_plain",  # its stream while it is the owner's one lease and a list, else None
         "_partial",  # blocks with 0 < n_used < block_size
         "_slack",  # token slots held but not filled
         "_stream",
         "_tomb",  # dead twin that singly freed blocks point to
-        "_why",  # reason given when a block of this dead lease is refused
     )
 
-    def __init__(self, home: object, stream: Stream | None, owner: Owner | None, fmt: str) -> None:
-        self._home = home
+    def __init__(self, stream: Stream | None, owner: Owner | None, fmt: str) -> None:
         self._stream = stream
         self._owner = owner
         self._format = fmt
         self._blocks: list[Block] | dict[Block, None] = []
-        self._live = False
+        self._at: object | None = None
+        self._plain: Stream | None = stream
         self._partial = 0
         self._slack = 0
         self._born_ns = 0
-        self._explicit = False
         self._group: Group | None = None
         self._tomb: Lease | None = None
-        self._why = FREE
 
     @property
     def live(self) -> bool:
         """True until released; never True again after."""
-        return self._live
+        return self._at is not None
 
     @property
     def owner(self) -> Owner | None:
@@ -89,11 +84,11 @@ class Lease:
     def tomb(self) -> Lease:
         """The dead twin that blocks freed singly point to."""
         if self._tomb is None:
-            self._tomb = Lease(self._home, self._stream, self._owner, self._format)
+            self._tomb = Lease(self._stream, self._owner, self._format)
         return self._tomb
 
     def __repr__(self) -> str:
-        state = "live" if self._live else "dead"
+        state = "live" if self._at is not None else "dead"
         return f"<Lease {state} owner={self._owner!r} {self.stream}/{self._format}>"
 
 
@@ -115,15 +110,21 @@ class Group:
 
     def ordered(self) -> Iterable[Block]:
         """Every held block, in the order of allocation over all leases."""
-        if self.order is not None:
-            return self.order
-        assert self.turns is not None
+        if self.turns is None:
+            return self.order or ()
         heads = {lease: iter(lease._blocks) for lease in self.leases}
         blocks: list[Block] = []
         for lease, count in zip(self.turns[::2], self.turns[1::2], strict=True):
-            head = heads[lease]  # type: ignore[index]
-            blocks.extend(next(head) for _ in range(count))  # type: ignore[arg-type]
+            blocks.extend(islice(heads[lease], count))  # type: ignore[index, arg-type]
         return blocks
+
+    def forget_the_dead(self) -> None:
+        """Drop from the order what leases no longer in the group took."""
+        if self.order is not None:
+            self.order = dict.fromkeys(b for b in self.order if b._lease in self.leases)
+        elif self.turns is not None:
+            pairs = zip(self.turns[::2], self.turns[1::2], strict=True)
+            self.turns = [x for pair in pairs if pair[0] in self.leases for x in pair]
 
 
 class Block:
@@ -176,13 +177,13 @@ class Block:
     def n_used(self) -> int:
         """Occupied token slots; 0 of a free block, unless `mark_used` said otherwise."""
         lease = self._lease
-        return self._fill if lease._live or isinstance(lease, _ShownLease) else 0
+        return self._fill if lease._at is not None or isinstance(lease, _ShownLease) else 0
 
     @property
     def owner(self) -> Owner | None:
         """Present holder, or None."""
         lease = self._lease
-        return lease._owner if lease._live or isinstance(lease, _DetachedLease) else None
+        return lease._owner if lease._at is not None or isinstance(lease, _DetachedLease) else None
 
     @property
     def ever_allocated(self) -> bool:
@@ -220,15 +221,15 @@ class _ShownLease(Lease):
 class _DetachedLease(_ShownLease):
     """The lease of a block that belongs to no pool."""
 
-    __slots__ = ("_stream_name", "ever_allocated")
+    __slots__ = ("_stream_name", "ever_allocated", "why")
 
     def __init__(
         self, stream: str, fmt: str, owner: Owner | None, ever_allocated: bool, why: str
     ) -> None:
-        super().__init__(None, None, owner, fmt)
+        super().__init__(None, owner, fmt)
         self._stream_name = stream
         self.ever_allocated = ever_allocated
-        self._why = why
+        self.why = why
 
     @property
     def stream(self) -> str:
@@ -237,14 +238,12 @@ class _DetachedLease(_ShownLease):
 
 def shown_lease(lease: Lease) -> Lease:
     """A dead lease like `lease` under which a free block shows the fill that it was told."""
-    shown = _ShownLease(lease._home, lease._stream, lease._owner, lease._format)
-    shown._why = lease._why
-    return shown
+    return _ShownLease(lease._stream, lease._owner, lease._format)
 
 
 def detached_reason(lease: Lease) -> str | None:
     """"foreign" or "copied" when the block of this lease belongs to no pool, else None."""
-    return lease._why if isinstance(lease, _DetachedLease) else None
+    return lease.why if isinstance(lease, _DetachedLease) else None
 
 
 def _fields(block: Block) -> tuple[int, str, str, int, Owner | None, bool]:
@@ -262,5 +261,5 @@ def _detached_copy(
     block_id: int, stream: str, fmt: str, n_used: int, owner: Owner | None, ever_allocated: bool
 ) -> Block:
     copied = Block(block_id, stream, fmt, n_used, owner, ever_allocated)
-    copied._lease._why = COPIED
+    copied._lease = _DetachedLease(stream, fmt, owner, ever_allocated, COPIED)
     return copied

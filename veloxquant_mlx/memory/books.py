@@ -14,10 +14,10 @@ from typing import Final
 
 from veloxquant_mlx.memory.block import Block, Group, Lease, Owner
 from veloxquant_mlx.memory.journal import (
-    ALLOCATE,
     FREE_ALL,
     HISTORY,
     SHRINK,
+    Counts,
     Entry,
     Era,
     Part,
@@ -26,12 +26,12 @@ from veloxquant_mlx.memory.journal import FREE as FREE_OP
 from veloxquant_mlx.memory.pool_config import PoolConfig
 from veloxquant_mlx.memory.stream import MERGED_REGION, Stream, make_blocks
 
-__all__ = ["BULK", "Books"]
+__all__ = ["BULK", "NOTHING", "Books"]
 
 # Calls that move this many blocks are timed whenever somebody listens.
 BULK: Final = 4096
 
-_NOTHING: Final[list[Block]] = []  # what a dead lease holds; never changed
+NOTHING: Final[list[Block]] = []  # what a dead lease holds; never changed
 
 
 class Books:
@@ -39,17 +39,14 @@ class Books:
 
     __slots__ = (
         "_block_size",
-        "_born",  # blocks that were ever handed out
         "_clock",
-        "_era",
+        "_counts",  # gave, born, partial, peak (as of the last release), era
         "_explicit",  # owners of register_owner that hold blocks
-        "_gave",
         "_home",
         "_journal",
         "_next_id",
+        "_now",  # the clock as last read; the one-block path does not pay for reading it
         "_owners",
-        "_partial",
-        "_peak",  # as of the last release; the present use may be higher
         "_rare",  # journal slot of calls with several parts and of failures
         "_streams",
         "_taken",
@@ -61,6 +58,7 @@ class Books:
         self._block_size = config.block_size
         self._home = object()
         self._clock: Callable[[], int] = time.monotonic_ns
+        self._now = self._clock()
         self._journal: deque[Entry] = deque(maxlen=HISTORY)
         log = self._journal.append
         self._rare: Callable[[Entry], None] = log
@@ -79,11 +77,7 @@ class Books:
         self._waiting: dict[Owner, None] = {}
         self._explicit: dict[Owner, None] = {}
         self._taken = 0
-        self._gave = 0
-        self._born = 0
-        self._partial = 0
-        self._peak = 0
-        self._era = Era(n_blocks=n)
+        self._counts: Counts = (0, 0, 0, 0, Era(n_blocks=n))
 
     # -- taking ---------------------------------------------------------------------------------
 
@@ -91,22 +85,25 @@ class Books:
         """Add `n` blocks to `stream`."""
         made = make_blocks(range(self._next_id, self._next_id + n))
         made.reverse()
-        era = self._era._replace(
-            n_blocks=self._era.n_blocks + n, n_grown=self._era.n_grown + n
-        )
+        *counts, era = self._counts
+        era = era._replace(n_blocks=era.n_blocks + n, n_grown=era.n_grown + n)
         # Ids left to mint would have to go first, and growth means that none are free.
         stream.mint(stream.n_free)
+        counts = (*counts, era)
+        unborn = made + stream.unborn
         # commit
-        stream.unborn[:0] = made
+        stream.unborn = unborn
         stream.managed += n
-        stream.n_free += n
         self._next_id += n
-        self._era = era
+        self._counts = counts
 
     def _take(
         self, stream: Stream, n_tokens: int, owner: Owner, fmt: str, n_filled: int
     ) -> list[Block]:
-        """Hand out the blocks for `n_tokens`, of which the caller made sure that they are free."""
+        """Hand out the blocks for `n_tokens`, of which the caller made sure that they are free.
+
+        The caller enters it in the journal.
+        """
         size = self._block_size
         n = -(-n_tokens // size)
         stream.expose(n)
@@ -127,17 +124,20 @@ class Books:
         ordered = isinstance(held, dict) or (group is not None and group.order is not None)
         keys = dict.fromkeys(taken) if ordered else None
         last_fill = n_tokens - (n - 1) * size
-        partial = last_fill < size
+        gave, n_ever, partial, peak, era = self._counts
+        is_partial = last_fill < size
+        counts = (gave, n_ever + n_born, partial + is_partial, peak, era)
         slack = n * size - n_filled
-        started = not lease._live
-        now = self._clock()
+        started = lease._at is None
         key = (stream.name, fmt)
+        turn = (lease, n)
+        newcomer = (lease,)
+        top, unborn = slice(-n_reused, None), slice(-n_born, None)
         # commit
         if n_reused:
-            del stream.top[-n_reused:]
+            del stream.top[top]
         if n_born:
-            del stream.unborn[-n_born:]
-            self._born += n_born
+            del stream.unborn[unborn]
         taken[-1]._fill = last_fill
         if keys is None:
             held += taken  # type: ignore[operator]
@@ -147,15 +147,15 @@ class Books:
             lease._blocks = keys
         if group is not None:
             if started:
-                group.leases += (lease,)
+                group.leases += newcomer
                 group.by_key[key] = lease
             if group.order is not None:
                 group.order |= keys  # type: ignore[operator]
             else:
-                group.turns += (lease, n)  # type: ignore[operator]
+                group.turns += turn  # type: ignore[operator]
         if started:
-            lease._live = True
-            lease._born_ns = now
+            lease._at = self._home
+            lease._born_ns = self._now
             if owner not in self._owners:
                 self._owners[owner] = lease
                 if owner in self._waiting:
@@ -164,24 +164,19 @@ class Books:
             else:
                 first = self._owners[owner]
                 first._group = lease._group = group
-        stream.n_free -= n
+                first._plain = lease._plain = None
         self._taken += n
+        self._counts = counts
         stream.slack += slack
         lease._slack += slack
-        if partial:
-            self._partial += 1
-            lease._partial += 1
-        stream.took(
-            (now, ALLOCATE, lease, n, n_tokens, self._taken, self._gave, self._born,
-             self._partial, self._peak, self._era)
-        )  # fmt: skip
+        lease._partial += is_partial
         return taken
 
     def _lease_for(self, stream: Stream, owner: Owner, fmt: str) -> tuple[Lease, Group | None]:
         """The lease to take under, dead if it is new, and its group, detached if it is new."""
         first = self._owners.get(owner)
         if first is None:
-            return Lease(self._home, stream, owner, fmt), None
+            return Lease(stream, owner, fmt), None
         group = first._group
         if group is not None:
             found = group.by_key.get((stream.name, fmt))
@@ -189,7 +184,7 @@ class Books:
             found = first if first._stream is stream and first._format == fmt else None
             if found is None:
                 group = Group(first)
-        return found or Lease(self._home, stream, owner, fmt), group
+        return found or Lease(stream, owner, fmt), group
 
     def _mark(self, taken: Sequence[Block], lease: Lease) -> None:
         """Point `taken`, still on the free list, to `lease`."""
@@ -205,7 +200,7 @@ class Books:
 
     def _unmark(self, taken: Sequence[Block], lease: Lease) -> None:
         """Undo an interrupted `_mark`: free blocks must not point to a lease that lives."""
-        if lease._live:
+        if lease._at is not None:
             tomb = lease.tomb()
             for block in taken:
                 block._lease = tomb
@@ -219,59 +214,59 @@ class Books:
             if owner in self._waiting:
                 del self._waiting[owner]
         elif lease._group is None:
-            self._return(lease, last=True)
+            n = len(lease._blocks)
+            stream = lease._stream
+            self._return(lease, True)
+            stream.gave(self._entry(FREE_ALL, lease, n, 0))
         else:
+            parts = tuple((kin, len(kin._blocks), None) for kin in lease._group.leases)
             self._return_group(lease._group)
+            self._rare(self._entry(FREE_ALL, parts, sum(n for _, n, _ in parts), 0))
 
-    def _return(self, lease: Lease, *, last: bool) -> None:
+    def _return(self, lease: Lease, last: bool) -> None:
         """Give back one lease, with its owner if it is the last. Constant: its list changes hands."""
         blocks = lease._blocks
         n = len(blocks)
-        in_use = self._taken - self._gave
         owner = lease._owner
-        now = self._clock()
         stream = lease._stream
+        gave, born, partial, peak, era = self._counts
+        peak = max(peak, self._taken - gave)
+        counts = (gave + n, born, partial - lease._partial, peak, era)
+        # Tracked allocations before the commit, since each may run a finalizer.
+        whole = n > MERGED_REGION
+        pushed = [stream.top] if whole and stream.top else []
+        n_pushed = len(stream.top) if whole else 0
+        if whole and blocks.__class__ is not list:
+            pushed.append(blocks)
+            n_pushed += n
+            blocks = []
         # commit
         if last:
             del self._owners[owner]
             if self._explicit and owner in self._explicit:
                 del self._explicit[owner]
-        if in_use > self._peak:
-            self._peak = in_use
-        lease._live = False
-        lease._blocks = _NOTHING
-        if n <= MERGED_REGION:
-            stream.top += blocks
+        lease._at = None
+        lease._blocks = NOTHING
+        if whole:
+            stream.below += pushed
+            stream.n_below += n_pushed
+            stream.top = blocks
         else:
-            if stream.top:
-                stream.below += (stream.top,)
-            if blocks.__class__ is list:
-                stream.top = blocks
-            else:
-                stream.below += (blocks,)
-                stream.top = []
-        stream.n_free += n
-        self._gave += n
-        if lease._slack:
-            stream.slack -= lease._slack
-        if lease._partial:
-            self._partial -= lease._partial
-        stream.gave(
-            (now, FREE_ALL, lease, n, 0, self._taken, self._gave, self._born, self._partial,
-             self._peak, self._era)
-        )  # fmt: skip
+            stream.top += blocks
+        stream.slack -= lease._slack
+        self._counts = counts
 
     def _return_group(self, group: Group) -> None:
         """Give back every lease of an owner, first lease first."""
         last = group.leases[-1]
         try:
             for lease in group.leases:
-                self._return(lease, last=lease is last)
+                self._return(lease, lease is last)
         except BaseException:
             # Half an owner is no state of the books: finish, then let the interrupt pass.
             for lease in group.leases:
-                if lease._live:
-                    self._return(lease, last=lease is last)
+                if lease._at is not None:
+                    self._return(lease, lease is last)
             raise
 
     def _free_batch(
@@ -286,15 +281,12 @@ class Books:
         run_lease: Lease | None = None
         run: list[Block] = []
         home, size = self._home, self._block_size
-        in_use = self._taken - self._gave
-        if in_use > self._peak:
-            self._peak = in_use
+        n_gave = n_closed = 0
         try:
             for block in batch:
                 lease = block._lease
                 if (
-                    not lease._live
-                    or lease._home is not home
+                    lease._at is not home
                     or (owner is not None and lease._owner != owner)
                     or (leases is not None and lease not in leases)
                 ):
@@ -311,6 +303,7 @@ class Books:
                 group = lease._group
                 stream = lease._stream
                 fill = block._fill
+                one = (block,)
                 room = (len(held) - 1) * size
                 slack = lease._slack - size + fill
                 slack = 0 if slack < 0 else room if slack > room else slack
@@ -319,18 +312,22 @@ class Books:
                 if group is not None:
                     del group.order[block]
                 block._lease = tomb
-                run += (block,)
-                stream.top += (block,)
-                stream.n_free += 1
-                self._gave += 1
+                run += one
+                stream.top += one
+                n_gave += 1
                 stream.slack += slack - lease._slack
                 lease._slack = slack
                 if 0 < fill < size:
-                    self._partial -= 1
+                    n_closed += 1
                     lease._partial -= 1
         finally:
-            self._bury(freed)
+            gave, born, partial, peak, era = self._counts
+            in_use = self._taken - gave
+            if in_use > peak:
+                peak = in_use
+            self._counts = (gave + n_gave, born, partial - n_closed, peak, era)
             if freed:
+                self._bury(freed)
                 self._log_freed(freed)
         return refused
 
@@ -341,7 +338,10 @@ class Books:
         """
         group = lease._group
         if group is None:
-            lease._blocks = dict.fromkeys(lease._blocks)
+            indexed = dict.fromkeys(lease._blocks)
+            # commit
+            lease._blocks = indexed
+            lease._plain = None
             return
         order = dict.fromkeys(group.ordered())
         for member in group.leases:
@@ -352,14 +352,14 @@ class Books:
     def _bury(self, leases: Collection[Lease]) -> None:
         """End those of `leases` whose last block was freed singly."""
         for lease in leases:
-            if lease._blocks or not lease._live:
+            if lease._blocks or lease._at is None:
                 continue
             owner, group = lease._owner, lease._group
             heirs = [] if group is None else [kin for kin in group.leases if kin is not lease]
             key = (lease.stream, lease._format)
             # commit
-            lease._live = False
-            lease._blocks = _NOTHING
+            lease._at = None
+            lease._blocks = NOTHING
             if group is not None:
                 group.leases = heirs
                 del group.by_key[key]
@@ -380,32 +380,30 @@ class Books:
 
     def _retire(self, stream: Stream, n: int, ids: list[int]) -> None:
         """Take the `n` coldest free blocks of `stream` out for good, their ids onto `ids`."""
-        in_use = self._taken - self._gave
-        if in_use > self._peak:
-            self._peak = in_use
         while n > 0:
-            gone = min(n, stream.end_id - stream.next_id)
-            source: list[Block] = []
-            if gone:
-                step = list(range(stream.end_id - gone, stream.end_id))
-            else:
-                source = stream.coldest()
-                step = [block._id for block in source[:n]]
-                for block in source[:n]:
-                    block._lease = stream.retired
-            count = len(step)
-            era = self._era._replace(
-                n_blocks=self._era.n_blocks - count, n_retired=self._era.n_retired + count
-            )
-            n -= count
+            gave, born, partial, peak, era = self._counts
+            n_ids = min(n, stream.end_id - stream.next_id)
+            step = list(range(stream.end_id - n_ids, stream.end_id))
+            source = [] if n_ids else stream.coldest()
+            gone = source[:n]
+            count = n_ids + len(gone)
+            from_below = bool(stream.below) and source is stream.below[0]
+            emptied = from_below and count == len(source)
+            era = era._replace(n_blocks=era.n_blocks - count, n_retired=era.n_retired + count)
+            counts = (gave, born, partial, max(peak, self._taken - gave), era)
             # commit
-            if gone:
-                stream.end_id -= gone
-            else:
-                del source[:count]
-            stream.n_free -= count
+            stream.end_id -= n_ids
+            del source[:n]
+            if from_below:
+                stream.n_below -= count
+            if emptied:
+                del stream.below[0]
             stream.managed -= count
-            self._era = era
+            self._counts = counts
+            n -= count
+            for block in gone:
+                block._lease = stream.retired
+                step += (block._id,)
             ids += step
         self._rare(self._entry(SHRINK, ((stream.retired, len(ids), None),), len(ids), 0))
 
@@ -419,9 +417,6 @@ class Books:
         return list(lease._blocks if lease._group is None else lease._group.ordered())
 
     def _entry(
-        self, operation: int, what: Lease | tuple[Part, ...] | None, n: int, n_tokens: int
+        self, operation: int, what: Lease | tuple[Part, ...], n: int, n_tokens: int
     ) -> Entry:
-        return (
-            self._clock(), operation, what, n, n_tokens, self._taken, self._gave, self._born,
-            self._partial, self._peak, self._era,
-        )  # fmt: skip
+        return (self._now, operation, what, n, n_tokens, self._taken, self._counts)

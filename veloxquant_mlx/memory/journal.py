@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from veloxquant_mlx.memory.allocation_stats import AllocationStats
 from veloxquant_mlx.memory.block import Block, Lease
 
-__all__ = ["ALLOCATE", "EXHAUSTED", "FREE", "FREE_ALL", "HISTORY", "SHRINK", "Entry", "Era"]
+__all__ = ["ALLOCATE", "EXHAUSTED", "FREE", "FREE_ALL", "HISTORY", "SHRINK", "Counts", "Entry", "Era"]
 
 HISTORY: Final = 256
 
@@ -24,7 +24,7 @@ EXHAUSTED: Final = 5
 
 
 class Era(NamedTuple):
-    """The counters that seldom change, shared by all entries between two changes."""
+    """The counters that only rare events move."""
 
     n_blocks: int
     n_exhausted: int = 0
@@ -32,15 +32,19 @@ class Era(NamedTuple):
     n_retired: int = 0
 
 
-# monotonic_ns, operation, lease or parts, blocks, tokens, then the pool's state after it: taken,
-# gave, born, partial, peak, era. A plain tuple: a NamedTuple takes three times as long to make.
+# gave, born, partial, peak, era: what a plain one-block allocation leaves alone. One tuple in the
+# pool, replaced as a whole, so that an entry of the journal takes it by reference.
+Counts = tuple[int, int, int, int, Era]
+# A lease, the number of its blocks that moved, and those blocks where the order is not implied.
 Part = tuple[Lease, int, "list[Block] | None"]
-Entry = tuple[int, int, "Lease | tuple[Part, ...] | None", int, int, int, int, int, int, int, Era]
+# monotonic_ns, operation, lease or parts, blocks, tokens, blocks taken so far, counts. A plain
+# tuple: a NamedTuple takes three times as long to make.
+Entry = tuple[int, int, "Lease | tuple[Part, ...]", int, int, int, Counts]
 
 
-def thaw(entry: Entry) -> AllocationStats:
-    """The stats that `entry` recorded."""
-    at_ns, _, _, _, _, taken, gave, born, partial, peak, era = entry
+def thaw(at_ns: int, taken: int, counts: Counts) -> AllocationStats:
+    """The stats that these numbers amount to."""
+    gave, born, partial, peak, era = counts
     return AllocationStats(
         n_blocks=era.n_blocks,
         n_allocations=taken,
@@ -57,4 +61,7 @@ def thaw(entry: Entry) -> AllocationStats:
 
 def history(entries: Iterable[Entry]) -> deque[AllocationStats]:
     """The newest `HISTORY` entries as stats, oldest first."""
-    return deque(map(thaw, list(entries)[-HISTORY:]), maxlen=HISTORY)
+    newest = list(entries)[-HISTORY:]
+    return deque(
+        (thaw(at_ns, taken, counts) for at_ns, _, _, _, _, taken, counts in newest), maxlen=HISTORY
+    )

@@ -33,8 +33,9 @@ class Stream:
         "below",
         "end_id",
         "gave",
+        "home",
         "managed",
-        "n_free",
+        "n_below",
         "name",
         "next_id",
         "retired",
@@ -48,23 +49,24 @@ class Stream:
         self, name: str, home: object, first_id: int, n_blocks: int, log: Callable[[Entry], None]
     ) -> None:
         self.name = name
+        self.home = home  # the pool's token
         self.managed = n_blocks
-        self.n_free = n_blocks
+        self.n_below = 0  # blocks in `below`
         self.slack = 0  # token slots that are held and not filled
         self.top: list[Block] = []
         self.below: list[list[Block] | dict[Block, None]] = []
         self.unborn: list[Block] = []  # ids descending: the end is handed out next
         self.next_id = first_id
         self.end_id = first_id + n_blocks
-        self.retired = Lease(home, self, None, "fp16")
-        self.retired._why = "retired"
+        self.retired = Lease(self, None, "fp16")
         # Journal slots: instrumentation swaps these instead of wrapping methods.
         self.took = log
         self.gave = log
 
-    def n_unborn(self) -> int:
-        """Blocks never handed out."""
-        return len(self.unborn) + self.end_id - self.next_id
+    @property
+    def n_free(self) -> int:
+        """Free blocks: counted from the lists, so that no move has to keep the number."""
+        return len(self.top) + self.n_below + len(self.unborn) + self.end_id - self.next_id
 
     def expose(self, n: int) -> None:
         """Bring at least `n` of the blocks handed out before, or all, from `below` onto `top`.
@@ -77,16 +79,21 @@ class Stream:
             if isinstance(region, dict):
                 region = list(region)
                 self.below[-1] = region
+            held = len(region)
             if not self.top:
                 self.top = region
+                self.n_below -= held
                 del self.below[-1]
                 continue
-            wanted = n - len(self.top)
-            moved = region[-wanted:]
+            moved = region[len(self.top) - n :]
+            n_moved = len(moved)
+            # commit
             self.top[:0] = moved
-            del region[-wanted:]
-            if not region:
+            self.n_below -= n_moved
+            if n_moved == held:
                 del self.below[-1]
+            else:
+                del region[-n_moved:]
 
     def mint(self, n: int) -> None:
         """Make Block objects for at least `n` unborn ids, as far as there are any."""
@@ -99,18 +106,16 @@ class Stream:
             self.next_id = stop
 
     def coldest(self) -> list[Block]:
-        """The non-empty list whose front is free the longest; never handed out comes first."""
+        """The list whose front is free the longest; blocks never handed out come first."""
         if self.unborn:
             return self.unborn
-        while self.below:
-            region = self.below[0]
-            if isinstance(region, dict):
-                region = list(region)
-                self.below[0] = region
-            if region:
-                return region
-            del self.below[0]
-        return self.top
+        if not self.below:
+            return self.top
+        region = self.below[0]
+        if isinstance(region, dict):
+            region = list(region)
+            self.below[0] = region
+        return region
 
     def free_blocks(self) -> list[Block]:
         """Every free block that was made, coldest first. Linear; for checks and repair."""
