@@ -1,0 +1,29 @@
+"""Telemetry: hooks on the pool, snapshots of it, and the catalogue of metrics read off them."""
+
+from __future__ import annotations
+
+from veloxquant_mlx.telemetry.catalogue import CATALOGUE, Metric
+from veloxquant_mlx.telemetry.probe import Probe
+from veloxquant_mlx.telemetry.process import ProcessSnapshot
+from veloxquant_mlx.telemetry.registry import (
+    instrument,
+    instrument_all,
+    stop_instrumenting_all,
+    take_snapshot,
+    uninstrument,
+)
+from veloxquant_mlx.telemetry.snapshot import PoolSnapshot, StreamSnapshot
+
+__all__ = [
+    "CATALOGUE",
+    "Metric",
+    "PoolSnapshot",
+    "Probe",
+    "ProcessSnapshot",
+    "StreamSnapshot",
+    "instrument",
+    "instrument_all",
+    "stop_instrumenting_all",
+    "take_snapshot",
+    "uninstrument",
+]

@@ -1,0 +1,158 @@
+"""ProcessSnapshot: the pools of a process with its memory, MLX's, and the telemetry's own health."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from veloxquant_mlx.telemetry.snapshot import PoolSnapshot
+
+__all__ = ["MlxMemory", "ProcessSnapshot", "footprint_bytes", "mlx_memory", "resident_bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSnapshot:
+    """One process at one moment. Bytes are None where the platform does not tell.
+
+    Attributes:
+        process: Label that tells processes apart; "" in the process itself.
+        sequence: Rises with each snapshot.
+        wall_s: Seconds since the epoch.
+        version, python, mlx: Versions; mlx is "" in a process that has not imported it.
+        resident_bytes, footprint_bytes: Memory of the process.
+        mlx_active_bytes, mlx_cache_bytes, mlx_peak_bytes, mlx_limit_bytes: Memory of MLX.
+        errors: Failures of the telemetry, by reason; every reason is there.
+        dropped: What telemetry left out, by reason; every reason is there.
+        overhead_s: Seconds spent on telemetry.
+        pools: By name; at most 64 and "other".
+    """
+
+    process: str
+    sequence: int
+    wall_s: float
+    version: str
+    python: str
+    mlx: str
+    resident_bytes: int | None
+    footprint_bytes: int | None
+    mlx_active_bytes: int | None
+    mlx_cache_bytes: int | None
+    mlx_peak_bytes: int | None
+    mlx_limit_bytes: int | None
+    errors: Mapping[str, int]
+    dropped: Mapping[str, int]
+    overhead_s: float
+    pools: tuple[PoolSnapshot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MlxMemory:
+    """What MLX says of its memory, in bytes; None where it does not tell."""
+
+    active: int | None = None
+    cache: int | None = None
+    peak: int | None = None
+    limit: int | None = None
+    version: str = ""
+
+
+def mlx_memory() -> MlxMemory:
+    """MLX's memory, without importing MLX into a process that has not, and evaluating nothing."""
+    mx: Any = sys.modules.get("mlx.core")
+    if mx is None or not hasattr(mx, "get_active_memory"):
+        return MlxMemory()
+    return MlxMemory(
+        active=mx.get_active_memory(),
+        cache=mx.get_cache_memory(),
+        peak=mx.get_peak_memory(),
+        limit=_device_limit(mx),
+        version=getattr(mx, "__version__", ""),
+    )
+
+
+# Asked once: the answer is a property of the device, and asking starts its runtime.
+_limit_of_device: list[int | None] = []
+
+
+def _device_limit(mx: Any) -> int | None:
+    """The recommended working set (Metal), else the device's memory, else None."""
+    if not _limit_of_device:
+        try:
+            info = mx.device_info() if hasattr(mx, "device_info") else mx.metal.device_info()
+        except Exception:  # noqa: BLE001 - a backend without such a call is not an error
+            info = {}
+        limit = info.get("max_recommended_working_set_size") or info.get("memory_size")
+        _limit_of_device.append(int(limit) if limit else None)
+    return _limit_of_device[0]
+
+
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_STATM: Final = Path("/proc/self/statm")
+
+
+def resident_bytes() -> int | None:
+    """Resident memory of this process; None where it cannot be had without a dependency."""
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        usage = _mac_usage()
+        return usage[0] if usage else None
+
+
+def footprint_bytes() -> int | None:
+    """Physical footprint of this process, which macOS alone keeps."""
+    usage = _mac_usage()
+    return usage[1] if usage else None
+
+
+class _RusageInfo(ctypes.Structure):
+    """`struct rusage_info_v0` of libproc (sys/resource.h)."""
+
+    _fields_ = (
+        ("uuid", ctypes.c_uint8 * 16),
+        *(
+            (name, ctypes.c_uint64)
+            for name in (
+                "user_time",
+                "system_time",
+                "pkg_idle_wkups",
+                "interrupt_wkups",
+                "pageins",
+                "wired_size",
+                "resident_size",
+                "phys_footprint",
+                "proc_start_abstime",
+                "proc_exit_abstime",
+            )
+        ),
+    )
+
+
+def _mac_usage() -> tuple[int, int] | None:
+    if sys.platform != "darwin":
+        return None
+    info = _RusageInfo()
+    call = ctypes.CDLL(None).proc_pid_rusage
+    if call(os.getpid(), 0, ctypes.byref(info)) != 0:
+        return None
+    return int(info.resident_size), int(info.phys_footprint)
+
+
+def own_version() -> str:
+    """The distribution's version, or "unknown" in a checkout that is not installed."""
+    try:
+        return metadata.version("veloxquant-mlx-monitor")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def python_version() -> str:
+    """As in 3.11.7."""
+    return platform.python_version()
