@@ -1,0 +1,38 @@
+"""The commands of `vqmon`. To add one, write its module and add its row here.
+
+The module lies in this folder and has the click command under the name `command`. It imports click
+at its top and everything else inside the function, so that only what is asked for is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["COMMANDS", "Entry"]
+
+_HERE = "veloxquant_exporters.cli"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a command is and what `vqmon --help` says of it, known without loading it.
+
+    Attributes:
+        module: The module that has the click command as `command`.
+        help: One line, the first of the command's docstring; a test compares them.
+        extras: Extras that hold all it needs; "mlx" stands for the platform's MLX backend.
+    """
+
+    module: str
+    help: str
+    extras: tuple[str, ...] = ("cli",)
+
+
+COMMANDS: Final[dict[str, Entry]] = {
+    "demo": Entry(
+        f"{_HERE}.demo",
+        "Serve simulated requests through one pool, and watch it.",
+        ("cli", "prometheus", "mlx"),
+    ),
+}
