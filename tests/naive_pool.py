@@ -484,4 +484,3 @@ def _halves(n: int) -> list[int]:
 
 
 __all__ = ["REASONS", "NaiveBlock", "NaiveLease", "NaivePool", "NaiveStats", "Owner"]
-

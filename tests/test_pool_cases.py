@@ -552,9 +552,7 @@ def test_U35_the_text_is_plain_prometheus() -> None:
 def test_U36_a_small_fragmentation_is_not_rounded_away() -> None:
     """One partial block in four million is a figure above zero."""
     stats = AllocationStats(4_000_000, 1, 0, 0, 0, 0, 0, 1, 1)
-    lines = dict(
-        line.split(" ") for line in stats.to_prometheus().splitlines() if line[0] != "#"
-    )
+    lines = dict(line.split(" ") for line in stats.to_prometheus().splitlines() if line[0] != "#")
     assert float(lines["veloxquant_block_pool_fragmentation"]) == stats.fragmentation() == 2.5e-7
 
 

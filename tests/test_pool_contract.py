@@ -342,7 +342,7 @@ def test_history_entries_are_frozen() -> None:
     pool.allocate("k", 20, 1)
     entry = pool.history[-1]
     with pytest.raises(AttributeError):
-        entry.n_allocations = 0
+        entry.n_allocations = 0  # type: ignore[misc]
     assert pool.history[-1].n_allocations == 2
 
 
@@ -446,16 +446,24 @@ def test_register_owner_guards_against_reuse() -> None:
             pool.register_owner(owner)
 
 
-def test_registration_lasts_until_release_or_free_all() -> None:
+@pytest.mark.parametrize("n_tokens", [16, 20])
+@pytest.mark.parametrize("warm", [False, True])
+def test_registration_lasts_until_release_or_free_all(n_tokens: int, warm: bool) -> None:
     """Freeing the last block does not end an explicit registration."""
     pool = unified()
+    if warm:
+        pool.free(pool.allocate("k", 100, 2))
     pool.register_owner(1)
-    pool.free(pool.allocate("k", 20, 1))
+    pool.free(pool.allocate("k", n_tokens, 1))
     with pytest.raises(OwnerAlreadyActiveError):
         pool.register_owner(1)
     pool.release_owner(1)
     pool.register_owner(1)
+    pool.allocate("k", n_tokens, 1)
     pool.free_all(1)
+    pool.register_owner(1)
+    pool.free_all(1)
+    pool.free(pool.allocate("k", n_tokens, 1))
     pool.register_owner(1)
 
 
@@ -685,7 +693,7 @@ def test_unknown_streams(build: Callable[[], BlockPoolAllocator], stream: Any) -
 
 
 def test_kv_is_no_stream_of_a_separate_pool() -> None:
-    """ "kv" names the one list of a unified pool only."""
+    """Only the one list of a unified pool goes by the name "kv"."""
     with pytest.raises(ValueError, match="kv"):
         separate().n_free("kv")
     assert unified(8).n_free("kv") == unified(8).n_free() == 8
@@ -952,6 +960,22 @@ def test_shrink_keeps_the_hot_blocks_and_their_order() -> None:
     pool.free([blocks[i] for i in (3, 0, 4, 1, 2)])
     pool.shrink("k", 3)
     assert ids(pool.allocate("k", 16 * 3, 3)) == [2, 1, 4]
+
+
+@pytest.mark.parametrize("singly", [False, True])
+def test_shrink_of_large_released_regions(singly: bool) -> None:
+    """Whole requests that were released are retired from the oldest end, the rest stays LIFO."""
+    pool = unified(60)
+    for owner in (1, 2, 3):
+        pool.allocate("k", 16 * 19, owner)
+        last = pool.allocate("k", 16, owner)
+        if singly:
+            pool.free(last)
+            pool.allocate("k", 16, owner)
+    for owner in (1, 2, 3):
+        pool.free_all(owner)
+    assert pool.shrink("k", 25) == 35
+    assert ids(pool.allocate("k", 16 * 25, 5)) == list(range(59, 34, -1))
 
 
 @pytest.mark.parametrize("target", [-1, -(2**70)])
