@@ -41,7 +41,7 @@ def audit(books: Books) -> list[str]:
             faults.append(f"the order of owner {owner!r} names other blocks than its leases")
     for stream in books._streams:
         faults += _audit_stream(stream, held[stream.name], slack[stream.name], seen)
-    gave, born, n_partial, _, era = books._counts
+    gave, _, n_partial, _, era = books._counts
     in_use = books._taken - gave
     if in_use != sum(held.values()):
         faults.append(f"{in_use} blocks in use by the counters, {sum(held.values())} by the lists")
@@ -91,7 +91,7 @@ def heal(books: Books) -> None:
             fills = [block._fill for block in lease._blocks]
             lease._partial = sum(0 < fill < books._block_size for fill in fills)
             partial += lease._partial
-            lease._stream.slack += lease._slack  # type: ignore[union-attr]
+            lease._stream.slack += lease._slack
     in_use = sum(stream.managed - stream.n_free for stream in books._streams)
     _, born, _, peak, era = books._counts
     books._counts = (books._taken - in_use, born, partial, peak, era)

@@ -1,33 +1,25 @@
 """BlockPoolAllocator: a thread-safe pool of fixed-size blocks for KV caches.
 
 The pool keeps ownership and counters and holds no array: pair it with `MLXBlockStorage` for
-buffers, or with `PooledKVCache` / `PoolBackedKVCache` for caches. This file is the public surface:
-arguments, lock, errors. The moves are in `books`, the free lists in `stream`.
+buffers, or with `PooledKVCache` / `PoolBackedKVCache` for caches.
 
-One-block allocation and the release of an owner are the hot path, and the only code here that is
-written for speed; `docs/allocator.md` has its measurements.
+The layers below, each in its file: `hot_path` (allocate, free_all, mark_used), `gate` (the lock, and
+what may happen inside a call), `taking` and `giving` (the changes), `books`, `stream` and `lease`
+(the state). This file is the rest of the public surface. `docs/allocator.md` draws it.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import threading
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol
 
-from veloxquant_mlx.core.exceptions import (
-    ArgumentTypeError,
-    BlockPoolExhaustedError,
-    OwnerAlreadyActiveError,
-    PoolReentryError,
-)
+from veloxquant_mlx.core.exceptions import ArgumentTypeError, OwnerAlreadyActiveError
 from veloxquant_mlx.memory.allocation_stats import AllocationStats, LiveStats
-from veloxquant_mlx.memory.block import Block, Lease, Owner, detached_reason, shown_lease
-from veloxquant_mlx.memory.audit import heal
-from veloxquant_mlx.memory.books import NOTHING, Books
+from veloxquant_mlx.memory.block import Block, Lease, Owner
 from veloxquant_mlx.memory.checks import (
     check_blocks,
     check_format,
@@ -35,17 +27,16 @@ from veloxquant_mlx.memory.checks import (
     check_tokens,
     wrong_stream,
 )
-from veloxquant_mlx.memory.incidents import Incidents
-from veloxquant_mlx.memory.journal import ALLOCATE, EXHAUSTED, FREE, history, thaw
+from veloxquant_mlx.memory.giving import free_and_count, free_batch, retire
+from veloxquant_mlx.memory.hot_path import FP16, HotPath
+from veloxquant_mlx.memory.journal import ALLOCATE, history, thaw
 from veloxquant_mlx.memory.pool_config import PoolConfig
-from veloxquant_mlx.memory.stream import MERGED_REGION, Stream
+from veloxquant_mlx.memory.stream import Stream
+from veloxquant_mlx.memory.taking import make_room, take
 
-__all__ = ["AllocationStats", "Block", "BlockPoolAllocator", "PoolConfig"]
-
-FP16 = "fp16"  # the default format, compared by identity on the hot path
+__all__ = ["FP16", "AllocationStats", "Block", "BlockPoolAllocator", "PoolConfig", "RetireListener"]
 
 _anonymous = itertools.count(1)
-_new_lease: Callable[[type[Lease]], Lease] = object.__new__
 
 
 class RetireListener(Protocol):
@@ -55,7 +46,7 @@ class RetireListener(Protocol):
         """Called after `shrink`, without the pool's lock."""
 
 
-class BlockPoolAllocator(Books):
+class BlockPoolAllocator(HotPath):
     """Hands out fixed-size blocks per owner and stream, and takes them back.
 
     Freed blocks are reused last in, first out, before blocks never handed out. `free_all` takes
@@ -76,18 +67,7 @@ class BlockPoolAllocator(Books):
         pool.free_all(owner=request_id)
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_busy",  # a call of the thread that has the lock is under way
-        "_config",
-        "_deferred",
-        "_gate",  # busy, or something is queued: keeps the hot path to one test
-        "_incidents",
-        "_listeners",
-        "_lock",
-        "_stats_view",
-        "_stream_of",
-    )
+    __slots__ = ("__weakref__", "_listeners", "_stats_view")
 
     def __init__(self, config: PoolConfig | None = None) -> None:
         if config is None:
@@ -95,18 +75,6 @@ class BlockPoolAllocator(Books):
         if not isinstance(config, PoolConfig):
             raise ArgumentTypeError(f"config must be a PoolConfig or None, got {config!r}")
         super().__init__(config)
-        self._config = config
-        if config.separate_kv:
-            self._stream_of = {stream.name: stream for stream in self._streams}
-        else:
-            self._stream_of = dict.fromkeys(("k", "v", "kv"), self._streams[0])
-        # Reentrant, so that a finalizer or signal handler inside a call finds `_busy` set instead
-        # of hanging; `with` costs the same on both kinds of lock (150 ns, CPython 3.11).
-        self._lock = threading.RLock()
-        self._busy = False
-        self._gate = False
-        self._deferred: deque[tuple[Owner | None, list[Block], tuple[Lease, ...] | None]] = deque()
-        self._incidents = Incidents([stream.name for stream in self._streams])
         self._listeners: weakref.WeakSet[RetireListener] = weakref.WeakSet()
         self._stats_view: weakref.ref[LiveStats] | None = None
         _pools.add(self)
@@ -170,7 +138,7 @@ class BlockPoolAllocator(Books):
                 return self._held(owner)
             finally:
                 self._busy = False
-                self._gate = True if self._deferred else False
+                self._gate = self._deferred
 
     def refusal(self, block: Block, *, owner: Owner | None = None) -> str | None:
         """Why the books refuse `block` (counted), or None when it is held, by `owner` if given.
@@ -208,7 +176,7 @@ class BlockPoolAllocator(Books):
                 self._waiting[owner] = None
             finally:
                 self._busy = False
-                self._gate = True if self._deferred else False
+                self._gate = self._deferred
 
     def release_owner(self, owner: Owner) -> None:
         """End the registration of `owner`. Blocks stay with it, and keep it active.
@@ -226,7 +194,7 @@ class BlockPoolAllocator(Books):
                     del self._explicit[owner]
             finally:
                 self._busy = False
-                self._gate = True if self._deferred else False
+                self._gate = self._deferred
 
     def fresh_owner(self) -> str:
         """An owner id that nobody in this process was given before."""
@@ -237,119 +205,8 @@ class BlockPoolAllocator(Books):
 
     # -- taking ---------------------------------------------------------------------------------
 
-    def allocate(
-        self, stream: str, n_tokens: int, owner: Owner, format: str = FP16
-    ) -> list[Block]:
-        """Hand out enough blocks for `n_tokens` slots, all or none.
-
-        Args:
-            stream: "k" or "v"; in a unified pool also "kv", all three meaning the same.
-            n_tokens: Token slots, an int >= 1. Every block but the last is marked full.
-            owner: Who holds them, an int or a str. An active owner grows.
-            format: Tag of what will be stored, 1 to 64 characters.
-
-        Returns:
-            The blocks in the order of their use.
-
-        Raises:
-            BlockPoolExhaustedError: Too few free blocks, and no room to grow.
-            ValueError: A bad stream, `n_tokens` or format.
-            ArgumentTypeError: A wrong type.
-            PoolReentryError: Called from inside a call of this pool.
-        """
-        try:
-            found = self._stream_of[stream]
-        except (KeyError, TypeError):
-            raise wrong_stream(stream, self._stream_of) from None
-        size = self._block_size
-        try:
-            with self._lock:
-                # One block of a plain owner is every decode step, so it is written out twice: for
-                # an owner that grows and for a new one. From the look-up of the owner to the
-                # append, calls and tracked allocations stand before the first change: neither a
-                # signal handler nor a finalizer gets in between, and `_busy` need not be set.
-                # A whole block is most often the pool's own small int.
-                if self._gate or not (
-                    n_tokens is size or (type(n_tokens) is int and 0 < n_tokens <= size)
-                ):
-                    pass
-                elif owner in self._owners:
-                    lease = self._owners[owner]
-                    if (
-                        lease._plain is found
-                        and lease._owner is owner  # the very object was checked before
-                        and lease._format is format
-                    ):
-                        stack = found.top
-                        born = 0
-                        if not stack and not found.below:
-                            stack = found.unborn
-                            born = 1
-                        if stack:
-                            if born or n_tokens != size:
-                                before = self._counts
-                                gave, n_born, partial, peak, era = before
-                                opened = n_tokens != size
-                                counts = (gave, n_born + born, partial + opened, peak, era)
-                                if self._counts is not before:  # a finalizer got in
-                                    return self._allocate(found, n_tokens, owner, format)
-                                self._counts = counts
-                                lease._partial += opened
-                                lease._slack += size - n_tokens
-                                found.slack += size - n_tokens
-                            block = stack[-1]
-                            block._lease = lease
-                            block._fill = n_tokens
-                            del stack[-1]
-                            self._taken += 1
-                            lease._blocks.append(block)  # type: ignore[union-attr]
-                            took = found.took
-                            took((self._now, 1, lease, 1, n_tokens, self._taken, self._counts))
-                            return [block]
-                elif (
-                    (type(owner) is int or type(owner) is str)
-                    and format is FP16
-                    and not self._waiting
-                ):
-                    # Lease(found, owner, format), written out: a quarter of what it costs.
-                    lease = _new_lease(Lease)
-                    lease._stream = lease._plain = found
-                    lease._owner = owner
-                    lease._format = format
-                    lease._blocks = []
-                    lease._at = self._home
-                    lease._born_ns = self._now
-                    lease._partial = lease._slack = 0
-                    lease._group = lease._tomb = None
-                    stack = found.top
-                    if stack and owner not in self._owners:
-                        if n_tokens != size:
-                            before = self._counts
-                            gave, n_born, partial, peak, era = before
-                            counts = (gave, n_born, partial + 1, peak, era)
-                            if self._counts is not before:
-                                return self._allocate(found, n_tokens, owner, format)
-                            self._counts = counts
-                            lease._partial = 1
-                            lease._slack = size - n_tokens
-                            found.slack += size - n_tokens
-                        block = stack[-1]
-                        block._lease = lease
-                        block._fill = n_tokens
-                        del stack[-1]
-                        self._taken += 1
-                        self._owners[owner] = lease
-                        lease._blocks.append(block)
-                        took = found.took
-                        took((self._now, 1, lease, 1, n_tokens, self._taken, self._counts))
-                        return [block]
-                return self._allocate(found, n_tokens, owner, format)
-        except TypeError:
-            check_owner(owner)  # unhashable
-            raise
-
     def allocate_kv(
-        self, n_tokens: int, owner: Owner, format: str = "fp16", *, n_filled: int | None = None
+        self, n_tokens: int, owner: Owner, format: str = FP16, *, n_filled: int | None = None
     ) -> tuple[list[Block], list[Block]]:
         """Hand out blocks for `n_tokens` keys and as many values: both or neither, in one lock.
 
@@ -379,82 +236,19 @@ class BlockPoolAllocator(Books):
         with self._lock:
             self._enter()
             try:
-                self._make_room(streams, n_tokens, owner)
-                keys = self._take(streams[0], n_tokens, owner, format, n_filled)
+                make_room(self, streams, n_tokens, owner)
+                keys = take(self, streams[0], n_tokens, owner, format, n_filled)
                 try:
-                    values = self._take(streams[-1], n_tokens, owner, format, n_filled)
+                    values = take(self, streams[-1], n_tokens, owner, format, n_filled)
                 except BaseException:
-                    self._free_batch(keys, owner, None)
+                    free_batch(self, keys, owner, None)
                     raise
                 parts = ((keys[0]._lease, len(keys), None), (values[0]._lease, len(values), None))
                 self._rare(self._entry(ALLOCATE, parts, len(keys) + len(values), n_tokens))
                 return keys, values
             finally:
                 self._busy = False
-                self._gate = True if self._deferred else False
-
-    def _allocate(self, stream: Stream, n_tokens: int, owner: Owner, fmt: str) -> list[Block]:
-        """Allocation of any size for any owner; the lock is held."""
-        n_tokens = check_tokens(n_tokens)
-        owner = check_owner(owner)
-        fmt = check_format(fmt)
-        self._enter()
-        try:
-            started = self._clock()
-            self._make_room((stream,), n_tokens, owner)
-            taken = self._take(stream, n_tokens, owner, fmt, n_tokens)
-            stream.took(self._entry(ALLOCATE, taken[0]._lease, len(taken), n_tokens))
-            if self._timed is not None:
-                self._timed(ALLOCATE, len(taken), started)
-            return taken
-        finally:
-            self._busy = False
-            self._gate = True if self._deferred else False
-
-    def _make_room(self, streams: tuple[Stream, ...], n_tokens: int, owner: Owner) -> None:
-        """Grow each of `streams` by what it lacks for `n_tokens`, or raise and change nothing."""
-        n = -(-n_tokens // self._block_size)
-        need: dict[Stream, int] = {}
-        for stream in streams:
-            need[stream] = need.get(stream, 0) + n
-        short = {stream: n - stream.n_free for stream, n in need.items() if n > stream.n_free}
-        if not short:
-            return
-        limit = self._config.max_blocks if self._config.grow_on_exhaustion else 0
-        lacking = sum(short.values())
-        if limit is not None and self._counts[4].n_blocks + lacking > limit:
-            self._fail(need, short, n_tokens, owner)
-        for stream, n_short in short.items():
-            self._grow(stream, n_short)
-        if self._config.grow_on_exhaustion:
-            self._incidents.grow_attempts["full"] += 1
-
-    def _fail(
-        self, need: dict[Stream, int], short: dict[Stream, int], n_tokens: int, owner: Owner
-    ) -> NoReturn:
-        """Count an exhaustion and raise it."""
-        stream, n_short = next(iter(short.items()))
-        others = sum(other.n_free for other in self._streams if other not in short)
-        if self._config.grow_on_exhaustion:
-            reason = "limit"
-            self._incidents.grow_attempts["denied"] += 1
-        else:
-            reason = "stranded" if others >= sum(short.values()) else "full"
-        self._incidents.exhaust(stream.name, reason, n_short)
-        *counts, era = self._counts
-        self._counts = (*counts, era._replace(n_exhausted=era.n_exhausted + 1))
-        refused = Lease(stream, owner, "fp16")
-        self._rare(self._entry(EXHAUSTED, ((refused, need[stream], None),), 0, n_tokens))
-        raise BlockPoolExhaustedError(
-            f"stream {stream.name!r} has {stream.n_free} of {need[stream]} blocks that owner "
-            f"{owner!r} needs for {n_tokens} tokens ({_CAUSE[reason]}; pool of "
-            f"{era.n_blocks} blocks, {self._n_in_use()} in use)",
-            stream=stream.name,
-            requested=need[stream],
-            free=stream.n_free,
-            owner=owner,
-            reason=reason,
-        )
+                self._gate = self._deferred
 
     # -- giving back ----------------------------------------------------------------------------
 
@@ -477,25 +271,11 @@ class BlockPoolAllocator(Books):
                 return
             self._enter()
             try:
-                self._free(batch, owner)
+                free_and_count(self, batch, owner)
             finally:
                 self._busy = False
-                self._gate = True if self._deferred else False
+                self._gate = self._deferred
         self._incidents.report()
-
-    def _free(self, batch: list[Block], owner: Owner | None) -> None:
-        started = self._clock()
-        before = self._counts[0]
-        refused = self._free_batch(batch, owner, None)
-        if refused:
-            # A block freed by this very call and refused after is repeated, not free already.
-            freed = Counter(batch)
-            freed.subtract(refused)
-            for block in refused:
-                reason = "repeated" if freed[block] > 0 else self._reason(block, owner)
-                self._incidents.refuse([reason or "stale"])
-        if self._timed is not None:
-            self._timed(FREE, self._counts[0] - before, started)
 
     def free_held(self, blocks: Iterable[Block], *leases: Lease) -> int:
         """Free those of `blocks` that are still held under one of `leases`; ignore the others.
@@ -513,69 +293,14 @@ class BlockPoolAllocator(Books):
         with self._lock:
             self._enter()
             try:
-                return len(batch) - len(self._free_batch(batch, None, leases))
+                return len(batch) - len(free_batch(self, batch, None, leases))
             finally:
                 self._busy = False
-                self._gate = True if self._deferred else False
+                self._gate = self._deferred
 
     def free_held_later(self, blocks: Iterable[Block], *leases: Lease) -> None:
         """`free_held` at the next call on the pool. Never takes the lock: made for finalizers."""
         self._defer(None, check_blocks(blocks), leases)
-
-    def free_all(self, owner: Owner) -> None:
-        """Give back everything that `owner` holds and end its registration; constant time.
-
-        An unknown owner is no error.
-
-        Raises:
-            ArgumentTypeError: `owner` is neither an int nor a str.
-        """
-        try:
-            with self._lock:
-                # Few blocks of a plain owner: the other half of the one-block cycle, written out
-                # under the same rule as in `allocate`.
-                if not self._gate and not self._explicit and owner in self._owners:
-                    before = self._counts
-                    taken = self._taken
-                    lease = self._owners[owner]
-                    blocks = lease._blocks
-                    n = len(blocks)
-                    stream = lease._plain
-                    gave, born, partial, peak, era = before
-                    if taken - gave > peak:
-                        peak = taken - gave
-                    counts = (gave + n, born, partial - lease._partial, peak, era)
-                    if (
-                        stream is not None
-                        and n <= MERGED_REGION
-                        and lease._owner is owner
-                        and self._counts is before  # else a handler got in before the commit
-                        and self._taken == taken
-                    ):
-                        # commit
-                        self._counts = counts
-                        del self._owners[owner]
-                        lease._at = None
-                        lease._blocks = NOTHING
-                        stream.top += blocks
-                        if lease._slack:
-                            stream.slack -= lease._slack
-                        log = stream.gave
-                        log((self._now, 3, lease, n, 0, taken, counts))
-                        return
-                owner = check_owner(owner)
-                if self._busy:
-                    self._defer(owner, [], None)
-                    return
-                self._enter()
-                try:
-                    self._release(owner)
-                finally:
-                    self._busy = False
-                self._gate = True if self._deferred else False
-        except TypeError:
-            check_owner(owner)  # unhashable
-            raise
 
     def shrink(self, stream: str, target_free: int) -> int:
         """Retire free blocks of `stream` for good until `target_free` are left.
@@ -602,9 +327,10 @@ class BlockPoolAllocator(Books):
                 self._enter()
                 try:
                     if found.n_free > target_free:
-                        self._retire(found, found.n_free - target_free, ids)
+                        retire(self, found, found.n_free - target_free, ids)
                 finally:
                     self._busy = False
+                    self._gate = self._deferred
         finally:
             # Without the lock: a storage takes its own, and may call the pool.
             if ids:
@@ -617,68 +343,6 @@ class BlockPoolAllocator(Books):
         self._listeners.add(listener)
 
     # -- fill -----------------------------------------------------------------------------------
-
-    def mark_used(self, block: Block, n_used: int) -> None:
-        """Store how many token slots of `block` are occupied.
-
-        On a free block the value is stored and no statistic moves; a block of another pool, a copy
-        or a retired one is left alone. Either is counted in `rejected`.
-
-        Raises:
-            ValueError: `n_used` is not an int in 0..block_size.
-            ArgumentTypeError: `block` is no Block.
-        """
-        size = self._block_size
-        try:
-            with self._lock:
-                lease = block._lease
-                fill = block._fill
-                # Every token of a decode step stays within a partly filled block. No call from the
-                # last `if` on, as in `allocate`.
-                if (
-                    lease._at is self._home
-                    and type(n_used) is int
-                    and 0 < fill < size > n_used > 0
-                ):
-                    block._fill = n_used
-                    fill -= n_used
-                    lease._slack += fill
-                    lease._stream.slack += fill  # type: ignore[union-attr]
-                else:
-                    self._set_fill(block, n_used)
-        except AttributeError:
-            raise ArgumentTypeError(f"block must be a Block, got {block!r}") from None
-
-    def _set_fill(self, block: Block, n_used: int) -> None:
-        """`mark_used` in general; the lock is held."""
-        size = self._block_size
-        if type(n_used) is not int or n_used < 0 or n_used > size:
-            raise ValueError(f"n_used must be an int in 0..{size}, got {n_used!r}")
-        self._enter()
-        try:
-            lease, fill = block._lease, block._fill
-            if lease._at is not self._home:
-                self._mark_refused(block, n_used)
-                return
-            moved = (0 < n_used < size) - (0 < fill < size)
-            gave, born, partial, peak, era = self._counts
-            counts = (gave, born, partial + moved, peak, era)
-            # commit
-            block._fill = n_used
-            lease._slack += fill - n_used
-            lease._stream.slack += fill - n_used  # type: ignore[union-attr]
-            self._counts = counts
-            lease._partial += moved
-        finally:
-            self._busy = False
-            self._gate = True if self._deferred else False
-
-    def _mark_refused(self, block: Block, n_used: int) -> None:
-        reason = self._reason(block, None)
-        if reason == "free":
-            block._lease = shown_lease(block._lease)
-            block._fill = n_used
-        self._incidents.refuse([reason or "free"])
 
     def add_filled(self, n_tokens: int, *leases: Lease) -> None:
         """Add `n_tokens` (negative: subtract) to the token fill of each of `leases`.
@@ -701,7 +365,7 @@ class BlockPoolAllocator(Books):
                 if lease._at is self._home:
                     slack = lease._slack - n_tokens
                     slack = 0 if slack < 0 else most if slack > most else slack
-                    lease._stream.slack += slack - lease._slack  # type: ignore[union-attr]
+                    lease._stream.slack += slack - lease._slack
                     lease._slack = slack
 
     # -- inside ---------------------------------------------------------------------------------
@@ -711,73 +375,6 @@ class BlockPoolAllocator(Books):
             return self._stream_of[name]
         except (KeyError, TypeError):
             raise wrong_stream(name, self._stream_of) from None
-
-    def _enter(self) -> None:
-        """Begin a call, the lock being held: refuse reentry, then do what was queued."""
-        if self._busy:
-            self._refuse_reentry()
-        self._busy = self._gate = True
-        try:
-            self._now = self._clock()
-            if self._deferred:
-                self._drain()
-        except BaseException:
-            self._busy = False
-            raise
-
-    def _defer(
-        self, owner: Owner | None, batch: list[Block], leases: tuple[Lease, ...] | None
-    ) -> None:
-        """Queue a release for the next call."""
-        self._deferred.append((owner, batch, leases))
-        self._gate = True
-
-    def _refuse_reentry(self) -> NoReturn:
-        raise PoolReentryError(
-            "this thread is inside a call of this pool (a finalizer or signal handler is calling); "
-            "only free, free_all, free_held_later and reads are allowed here"
-        )
-
-    def _settle(self) -> None:
-        """Do what was queued, unless a call is under way; that call does it."""
-        if self._deferred and not self._busy:
-            with self._lock:
-                if not self._busy:
-                    self._enter()
-                    self._busy = False
-                self._gate = True if self._deferred else False
-
-    def _drain(self) -> None:
-        """Do the queued releases; the lock is held and `_busy` set."""
-        queue = self._deferred
-        while queue:
-            # Off the queue only when done: an interrupt repeats a release, which is harmless.
-            owner, batch, leases = queue[0]
-            if leases is not None:
-                self._free_batch(batch, None, leases)
-            elif batch:
-                self._free(batch, owner)
-            elif owner is not None:
-                self._release(owner)
-            del queue[0]
-
-    def _reason(self, block: Block, owner: Owner | None) -> str | None:
-        if not isinstance(block, Block):
-            raise ArgumentTypeError(f"block must be a Block, got {block!r}")
-        lease = block._lease
-        stream = lease._stream
-        if stream is None or stream.home is not self._home:
-            return detached_reason(lease) or "foreign"
-        if lease._at is None:
-            return "retired" if lease is stream.retired else "free"
-        return None if owner is None or lease._owner == owner else "stale"
-
-    def _n_held(self, owner: Owner) -> int:
-        lease = self._owners.get(owner)
-        if lease is None:
-            return 0
-        leases = [lease] if lease._group is None else lease._group.leases
-        return sum(len(lease._blocks) for lease in leases)
 
     def _frozen_stats(self) -> AllocationStats:
         with self._lock:
@@ -790,18 +387,6 @@ class BlockPoolAllocator(Books):
                 in_use += stream.managed - stream.n_free
             counts = (self._taken - in_use, born, partial, peak, era)
             return thaw(self._clock(), self._taken, counts)
-
-    def _n_in_use(self) -> int:
-        return self._taken - self._counts[0]
-
-    def _after_fork(self) -> None:
-        """In the child: a thread that was inside a call, and held the lock, does not exist here."""
-        if self._lock.acquire(blocking=False):
-            self._lock.release()  # free, or the forking thread's own: its call goes on here too
-            return
-        self._lock = threading.RLock()
-        self._busy = False
-        heal(self)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -817,21 +402,15 @@ class BlockPoolAllocator(Books):
         )
 
 
-_CAUSE = {
-    "limit": "growth is at max_blocks",
-    "stranded": "the other stream has enough free blocks; separate_kv=False would share them",
-    "full": "the pool may not grow",
-}
-
 _pools: weakref.WeakSet[BlockPoolAllocator] = weakref.WeakSet()
 # Called with each pool made; `veloxquant_mlx.telemetry.instrument_all` adds itself here.
 _observers: list[Callable[[BlockPoolAllocator], None]] = []
 
 
-def _release_locks_after_fork() -> None:
+def _mend_after_fork() -> None:
     for pool in list(_pools):
         pool._after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_locks_after_fork)
+    os.register_at_fork(after_in_child=_mend_after_fork)

@@ -32,10 +32,10 @@ class Incidents:
 
     def __init__(self, streams: Iterable[str]) -> None:
         names = list(streams)
-        self.rejected = dict.fromkeys(REJECTION_REASONS, 0)
+        self.rejected: dict[str, int] = dict.fromkeys(REJECTION_REASONS, 0)
         self.exhausted = {(name, reason): 0 for name in names for reason in EXHAUSTION_REASONS}
         self.shortfall = dict.fromkeys(names, 0)
-        self.grow_attempts = dict.fromkeys(GROW_OUTCOMES, 0)
+        self.grow_attempts: dict[str, int] = dict.fromkeys(GROW_OUTCOMES, 0)
         self.collisions = 0
         self._logged = 0
         self._next_log_s = 0.0

@@ -12,7 +12,17 @@ from typing import Final, NamedTuple
 from veloxquant_mlx.memory.allocation_stats import AllocationStats
 from veloxquant_mlx.memory.block import Block, Lease
 
-__all__ = ["ALLOCATE", "EXHAUSTED", "FREE", "FREE_ALL", "HISTORY", "SHRINK", "Counts", "Entry", "Era"]
+__all__ = [
+    "ALLOCATE",
+    "EXHAUSTED",
+    "FREE",
+    "FREE_ALL",
+    "HISTORY",
+    "SHRINK",
+    "Counts",
+    "Entry",
+    "Era",
+]
 
 HISTORY: Final = 256
 

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
-from veloxquant_mlx.memory.block import Block, Lease
+from veloxquant_mlx.memory.block import Block
+from veloxquant_mlx.memory.lease import Lease
 
 if TYPE_CHECKING:
     from veloxquant_mlx.memory.journal import Entry
 
-__all__ = ["Stream", "make_blocks"]
+__all__ = ["MERGED_REGION", "Stream", "make_blocks"]
 
 # Regions up to this size are copied onto `top`: cheaper than a list a region, and still constant.
 MERGED_REGION: Final = 16
