@@ -1,4 +1,4 @@
-"""What the demo shows of a pool and of MLX, read at one moment."""
+"""What the demo shows of a watched pool and of MLX, read at one moment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
+from veloxquant_mlx.telemetry import Probe
 
 __all__ = ["Figures", "read_figures"]
 
@@ -57,24 +57,25 @@ class Figures:
         return self.n_reused / self.n_allocated if self.n_allocated else 0.0
 
 
-def read_figures(pool: BlockPoolAllocator) -> Figures:
-    """The figures of a pool, under its lock; from any thread."""
-    with pool._lock:  # noqa: SLF001 - until there is a public snapshot with the token fill
-        stats = pool.stats.snapshot()
-        streams = pool._streams  # noqa: SLF001
-        free = {stream.name: stream.n_free for stream in streams}
-        slack = sum(stream.slack for stream in streams)
-    slots = stats.blocks_in_use() * pool.config.block_size
+def read_figures(probe: Probe) -> Figures:
+    """The figures of a watched pool, consistent with each other; from any thread.
+
+    Raises:
+        ReferenceError: The pool was dropped.
+    """
+    pool = probe.snapshot()
+    if pool is None:
+        raise ReferenceError(f"the pool {probe.name!r} was dropped")
     return Figures(
-        n_blocks=stats.n_blocks,
-        in_use=stats.blocks_in_use(),
-        peak=stats.peak_blocks_in_use,
-        free=free,
-        n_allocated=stats.n_allocations,
-        n_reused=stats.n_reused,
-        exhausted=stats.n_exhausted,
-        slots_allocated=slots,
-        slots_used=slots - slack,
+        n_blocks=pool.n_blocks,
+        in_use=pool.blocks_in_use,
+        peak=pool.peak_blocks_in_use,
+        free={name: stream.free for name, stream in pool.streams.items()},
+        n_allocated=pool.n_allocations,
+        n_reused=pool.n_reused,
+        exhausted=pool.n_exhausted,
+        slots_allocated=pool.blocks_in_use * pool.block_size,
+        slots_used=sum(stream.slots_used for stream in pool.streams.values()),
         mlx_active_bytes=mx.get_active_memory(),
         mlx_peak_bytes=mx.get_peak_memory(),
     )

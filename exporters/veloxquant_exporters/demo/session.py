@@ -23,6 +23,7 @@ from veloxquant_exporters.demo.traffic import Traffic
 from veloxquant_exporters.demo.workload import LONGEST, plan_requests
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
+from veloxquant_mlx.telemetry import Probe, instrument, uninstrument
 
 __all__ = ["run_session"]
 
@@ -43,8 +44,11 @@ def run_session(settings: Settings) -> int:
         name = settings.model_name
         served = tiny_llama(settings.seed) if name is None else load_model(name)
         pool = BlockPoolAllocator(pool_config(settings, served.n_layers))
-        page.show(pool, POOL_NAME)
-        return _Session(settings, served, pool, page.url).run()
+        probe = instrument(pool, name=POOL_NAME)
+        try:
+            return _Session(settings, served, pool, probe, page.url).run()
+        finally:
+            uninstrument(pool)
 
 
 def pool_config(settings: Settings, n_layers: int) -> PoolConfig:
@@ -64,18 +68,23 @@ def pool_config(settings: Settings, n_layers: int) -> PoolConfig:
             f"--blocks {n_blocks} is too few: the longest requests need {needed} (keys and values "
             f"of {n_layers} layers x {capacity} tokens, in blocks of {size})"
         )
-    return PoolConfig(block_size=size, n_blocks=n_blocks + n_blocks % 2)
+    return PoolConfig(block_size=size, n_blocks=n_blocks)
 
 
 class _Session:
     """The traffic, what was sampled of it, and the screen."""
 
     def __init__(
-        self, settings: Settings, served: DemoModel, pool: BlockPoolAllocator, url: str
+        self,
+        settings: Settings,
+        served: DemoModel,
+        pool: BlockPoolAllocator,
+        probe: Probe,
+        url: str,
     ) -> None:
         self._settings = settings
         self._served = served
-        self._pool = pool
+        self._probe = probe
         self._url = url
         self._traffic = Traffic(
             served, pool, n_at_once=settings.n_at_once, seed=settings.seed, step=settings.step
@@ -99,7 +108,7 @@ class _Session:
         finally:
             self._traffic.close()
         print_summary(
-            replace(last, figures=read_figures(self._pool)), self._fills / max(1, self._n_fills)
+            replace(last, figures=read_figures(self._probe)), self._fills / max(1, self._n_fills)
         )
         return 128 + stop.signal if stop.signal and self._settings.once else 0
 
@@ -129,7 +138,7 @@ class _Session:
         now_s = time.monotonic()
         if now_s - self._samples[-1][0] < SAMPLE_S:
             return
-        figures = read_figures(self._pool)
+        figures = read_figures(self._probe)
         if figures.in_use:
             self._fills += figures.fill
             self._n_fills += 1
@@ -148,5 +157,5 @@ class _Session:
             elapsed_s=time.monotonic() - self._started_s,
             rate=(now - before) / max(now_s - then_s, SAMPLE_S),
             progress=self._traffic.progress(),
-            figures=read_figures(self._pool),
+            figures=read_figures(self._probe),
         )
