@@ -32,6 +32,7 @@ class ProcessSnapshot:
         dropped: What telemetry left out, by reason; every reason is there.
         overhead_s: Seconds spent on telemetry.
         pools: By name; at most 64 and "other".
+        n_unread_pools: Pools that are left out because their snapshot failed.
     """
 
     process: str
@@ -50,6 +51,7 @@ class ProcessSnapshot:
     dropped: Mapping[str, int]
     overhead_s: float
     pools: tuple[PoolSnapshot, ...]
+    n_unread_pools: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,7 @@ class Registry:
         """This process now. A pool whose snapshot fails is left out and counted."""
         with self._lock:
             self._sweep()
+            n_errors = self._errors["snapshot"]
             pools = [snapshot for probe in self._probes.values() if (snapshot := self._read(probe))]
             if len(pools) > MAX_POOLS:
                 self._n_pools_merged = max(self._n_pools_merged, len(pools) - MAX_POOLS)
@@ -108,6 +109,7 @@ class Registry:
                 dropped={"pools_merged": self._n_pools_merged},
                 overhead_s=self._overhead_s(),
                 pools=tuple(pools),
+                n_unread_pools=self._errors["snapshot"] - n_errors,
             )
 
     # -- inside ---------------------------------------------------------------------------------
