@@ -17,12 +17,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from veloxquant_mlx.memory.block_pool import FP16
 from veloxquant_mlx.memory.journal import ALLOCATE, EXHAUSTED, FREE, FREE_ALL, SHRINK
+from veloxquant_mlx.telemetry.notices import SLOW_NS, Notice, listeners, tell
 
 if TYPE_CHECKING:
+    from veloxquant_mlx.memory.block import Lease
     from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
     from veloxquant_mlx.memory.journal import Entry
     from veloxquant_mlx.telemetry.meters import Meters
@@ -90,9 +92,12 @@ class Hooks:
     Args:
         pool: Held weakly.
         meters: Where observations go.
+        name: The pool's, for notices.
     """
 
-    def __init__(self, pool: BlockPoolAllocator, meters: Meters) -> None:
+    def __init__(self, pool: BlockPoolAllocator, meters: Meters, name: str = "") -> None:
+        self._name = name
+        self._n_grown = pool._counts[4].n_grown
         self._pool = weakref.ref(pool)
         self._meters = meters
         self._random = random.Random(0x5EED)  # noqa: S311 - jitter, not a secret
@@ -167,6 +172,8 @@ class Hooks:
         assert isinstance(parts, tuple)
         if operation == EXHAUSTED:
             self._meters.note_exhaustion(parts[0][0].owner)
+            lease, n, _ = parts[0]
+            self._tell("exhausted", "allocate", lease, n)
         else:
             self._rare_calls[_OPERATION[operation]] += 1
             for lease, n, _ in parts:
@@ -177,16 +184,61 @@ class Hooks:
                     self._meters.block_lifetime.observe(entry[0] - lease._born_ns, n)
                 if operation != SHRINK:
                     self._meters.tally(lease.format, n if operation == ALLOCATE else -n)
+            if operation == ALLOCATE:
+                self._note_growth(entry[6][4].n_grown, None, parts[0][0])
         self.spent_ns += perf_counter_ns() - began
 
     def _on_bulk(self, operation: int, n_blocks: int, started_ns: int) -> None:
         """A call that the pool timed itself, in its own clock."""
-        if n_blocks < BULK:
-            return
-        pool = self._pool()
-        if pool is not None:
+        try:
+            pool = self._pool()
+            if pool is None:
+                return
+            if operation == ALLOCATE and pool._counts[4].n_grown != self._n_grown:
+                lease = _last_lease(pool, operation)
+                self._note_growth(pool._counts[4].n_grown, lease, lease)
+            if n_blocks < BULK and not listeners():
+                return
             took_ns = pool._clock() - started_ns
-            self._meters.durations[_OPERATION[operation]].observe(took_ns)
+            if n_blocks >= BULK:
+                self._meters.durations[_OPERATION[operation]].observe(took_ns)
+            if took_ns >= SLOW_NS:
+                lease = _last_lease(pool, operation)
+                self._tell("slow", _OPERATION[operation], lease, n_blocks, took_ns)
+        except Exception:  # noqa: BLE001 - telemetry never raises into the serving code
+            self._meters.count_error("hook")
+
+    # -- notices --------------------------------------------------------------------------------
+
+    def _note_growth(self, n_grown: int, lease: Lease | None, first: Lease | None) -> None:
+        """Tell of what the pool grew by since; `lease` tells the stream and `first` the owner."""
+        grown, self._n_grown = n_grown - self._n_grown, n_grown
+        if grown > 0:
+            self._tell("grown", "allocate", lease, grown, owner=first)
+
+    def _tell(
+        self,
+        kind: Literal["exhausted", "grown", "slow"],
+        operation: str,
+        lease: Lease | None,
+        n_blocks: int,
+        took_ns: int | None = None,
+        owner: Lease | None = None,
+    ) -> None:
+        if not listeners():
+            return
+        who = owner or lease
+        notice = Notice(
+            kind=kind,
+            pool=self._name,
+            operation=operation,
+            stream="" if lease is None else lease.stream,
+            n_blocks=n_blocks,
+            owner="" if who is None else str(who.owner)[:64],
+            seconds=None if took_ns is None else took_ns / 1e9,
+        )
+        for _ in range(tell(notice)):
+            self._meters.count_error("hook")
 
     # -- formats --------------------------------------------------------------------------------
 
@@ -244,6 +296,8 @@ class Hooks:
         slot.weighed += weight
         asked, had, _ = stamp
         meters, n = self._meters, entry[3]
+        if now - asked >= SLOW_NS:
+            self._tell("slow", operation, entry[2], n, now - asked)  # type: ignore[arg-type]
         meters.lock_wait.observe(had - asked, weight)
         if n < BULK:
             meters.durations[operation].observe(now - had, weight)
@@ -267,6 +321,17 @@ class Hooks:
             if pool is not None and self._armed is not None:
                 self._armed.schedule(STRIDE)
                 self._disarm(pool)
+
+
+def _last_lease(pool: BlockPoolAllocator, operation: int) -> Lease | None:
+    """The lease of the newest journal entry, if that is of such an operation on one lease."""
+    entry = pool._journal[-1] if pool._journal else None
+    if entry is None or entry[1] != operation:
+        return None
+    parts = entry[2]
+    if not isinstance(parts, tuple):
+        return parts
+    return parts[0][0] if len(parts) == 1 else None
 
 
 def _timing_lock(lock: Any, hooks: Hooks) -> Any:

@@ -41,7 +41,7 @@ class Probe:
         self.name = name
         self._pool = weakref.ref(pool)
         self._meters = Meters()
-        self._hooks = Hooks(pool, self._meters)
+        self._hooks = Hooks(pool, self._meters, name)
         self._storages: list[weakref.ref[Any]] = []
         self._sequence = 0
         self._snapshot_ns = 0
