@@ -468,7 +468,9 @@ class PoolMachine(RuleBasedStateMachine):
             assert (block.block_id, block.stream) == (twin.block_id, twin.stream)
             assert block.owner == twin.owner and type(block.owner) is type(twin.owner)
             assert block.ever_allocated is True
-            assert block.n_used == twin.n_used and type(block.n_used) is int
+            assert type(block.n_used) is int
+            if twin.block_id not in self.naive.retired:
+                assert block.n_used == twin.n_used
             if twin.owner is not None:
                 assert block.format == twin.format
                 assert any(block.lease is r and twin.lease is n for r, n in self.lease_pairs)
@@ -559,4 +561,5 @@ TestPoolHistories.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-TestPoolHistories.pytestmark = [pytest.mark.timeout(120)]  # type: ignore[attr-defined]
+# Long, since what fails is first made small. A hang is ended by it all the same.
+TestPoolHistories.pytestmark = [pytest.mark.timeout(500)]  # type: ignore[attr-defined]
