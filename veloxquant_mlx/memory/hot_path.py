@@ -27,6 +27,7 @@ from veloxquant_mlx.memory.checks import check_format, check_owner, check_tokens
 from veloxquant_mlx.memory.gate import Gate
 from veloxquant_mlx.memory.giving import release
 from veloxquant_mlx.memory.journal import ALLOCATE
+from veloxquant_mlx.memory.lease import Group
 from veloxquant_mlx.memory.pool_config import PoolConfig
 from veloxquant_mlx.memory.stream import MERGED_REGION, Stream
 from veloxquant_mlx.memory.taking import make_room, take
@@ -53,7 +54,9 @@ class HotPath(Gate):
 
     # -- allocate -------------------------------------------------------------------------------
 
-    def allocate(self, stream: str, n_tokens: int, owner: Owner, format: str = FP16) -> list[Block]:
+    def allocate(  # noqa: C901, PLR0912, PLR0915 - a helper call costs a tenth of it
+        self, stream: str, n_tokens: int, owner: Owner, format: str = FP16
+    ) -> list[Block]:
         """Hand out enough blocks for `n_tokens` slots, all or none.
 
         Args:
@@ -80,6 +83,7 @@ class HotPath(Gate):
         try:
             try:
                 lock.__enter__()
+                group: Group | None = None
                 step: Any = None
                 # A whole block is most often the pool's own small int.
                 if self._gate or not (
@@ -105,35 +109,34 @@ class HotPath(Gate):
                     lease._stream = found
                     lease._owner = owner
                     lease._format = format
-                    lease._blocks = []
+                    lease._blocks = [NO_BLOCK]
                     lease._at = self._home
                     lease._born_ns = self._now
                     lease._partial = lease._slack = 0
-                    lease._group = lease._tomb = group = None
+                    lease._group = lease._tomb = None
                     starts = True
                     if owner in self._owners or (self._waiting and owner in self._waiting):
                         return self._allocate(found, n_tokens, owner, format)
                 else:
                     return self._allocate(found, n_tokens, owner, format)
+                before = counts = self._counts
+                n_taken = self._taken
                 stack = found.top
-                born = 0
                 if not stack and not found.below:
                     stack = found.unborn
-                    born = 1
-                if not stack:
+                    gave, born, partial, peak, era = counts
+                    counts = (gave, born + 1, partial, peak, era)
+                if n_tokens != size:
+                    gave, born, partial, peak, era = counts
+                    counts = (gave, born, partial + 1, peak, era)
+                if not stack or self._counts is not before or self._taken is not n_taken:
+                    # None at hand, or a finalizer got in.
                     return self._allocate(found, n_tokens, owner, format)
-                counts = self._counts
-                n_taken = self._taken
-                if born or n_tokens != size:
+                # commit
+                self._counts = counts
+                if n_tokens != size:
+                    lease._partial += 1
                     slack = size - n_tokens
-                    opened = 1 if slack else 0
-                    gave, n_born, partial, peak, era = counts
-                    changed = (gave, n_born + born, partial + opened, peak, era)
-                    if self._counts is not counts or self._taken is not n_taken:
-                        return self._allocate(found, n_tokens, owner, format)  # a finalizer got in
-                    # commit
-                    self._counts = counts = changed
-                    lease._partial += opened
                     lease._slack += slack
                     found.slack += slack
                 block = stack[-1]
@@ -141,18 +144,20 @@ class HotPath(Gate):
                 block._fill = n_tokens
                 del stack[-1]
                 self._taken = n_taken = n_taken + 1
-                if starts:
-                    self._owners[owner] = lease
-                if group is not None:
-                    if group.order is None:
-                        group.turns += step  # lease, 1
-                    else:
-                        group.order[block] = None
                 held: Any = lease._blocks
-                if lease._tomb is None or held.__class__ is list:
-                    held.append(block)  # the last change: a signal falls after it
+                if starts:
+                    held[0] = block
+                    self._owners[owner] = lease
                 else:
-                    held[block] = None
+                    if group is not None:
+                        if group.order is None:
+                            group.turns += step  # lease, 1
+                        else:
+                            group.order[block] = None
+                    if lease._tomb is None or held.__class__ is list:
+                        held.append(block)  # the last change: a signal falls after it
+                    else:
+                        held[block] = None
                 took = found.took
                 took((self._now, 1, lease, 1, n_tokens, n_taken, counts))
                 return [block]
@@ -237,7 +242,8 @@ class HotPath(Gate):
                     stream.top = blocks
                 else:
                     stream.top += blocks
-                stream.slack -= lease._slack
+                if lease._slack:
+                    stream.slack -= lease._slack
                 gave_back = stream.gave
                 gave_back((self._now, 3, lease, n, 0, n_taken, counts))
             finally:
@@ -330,6 +336,7 @@ class HotPath(Gate):
         self._incidents.refuse([reason or "free"])
 
 
+NO_BLOCK: Any = None
 NO_REGIONS: list[list[Block]] = []
 
 

@@ -21,8 +21,10 @@ __all__ = ["MERGED_REGION", "Stream", "make_blocks"]
 
 # Regions up to this size are copied onto `top`: cheaper than a list a region, and still constant.
 MERGED_REGION: Final = 16
-# Unborn blocks are made this many at a time: one-block growth then pays 1/64 of the set-up.
-MINT_STEP: Final = 64
+# Blocks are made when they are needed, so many at a time. The first ones are made with the pool:
+# then most pools make none while they serve, and a pool of millions costs nothing up front.
+MINT_STEP: Final = 256
+MINT_AT_START: Final = 16384
 
 _new_block: Callable[[Any], Block] = object.__new__
 
@@ -59,6 +61,7 @@ class Stream:
         self.unborn: list[Block] = []  # ids descending: the end is handed out next
         self.next_id = first_id
         self.end_id = first_id + n_blocks
+        self.mint(MINT_AT_START)
         self.retired = Lease(self, None, "fp16")
         # Journal slots: instrumentation swaps these instead of wrapping methods.
         self.took = log
