@@ -46,7 +46,8 @@ __all__ = ["command"]
 @click.option(
     "--step",
     type=click.IntRange(1, 4096),
-    show_default="256, as mlx-lm does",
+    default=256,
+    show_default="256, as in mlx-lm",
     help="Tokens by which a cache grows. Smaller steps leave fewer slots empty.",
 )
 @click.option(
@@ -76,7 +77,7 @@ def command(
     n_at_once: int,
     n_blocks: int | None,
     block_size: int,
-    step: int | None,
+    step: int,
     port: int,
     model_name: str | None,
     seed: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -57,7 +58,7 @@ def pool_config(settings: Settings, n_layers: int) -> PoolConfig:
     Raises:
         UsageError: The pool asked for is too small for that.
     """
-    size, step = settings.block_size, settings.step or max(256, settings.block_size)
+    size, step = settings.block_size, settings.step
     capacity = -(-LONGEST // step) * step
     needed = 2 * n_layers * -(-capacity // size)
     n_blocks = settings.n_blocks
@@ -69,6 +70,10 @@ def pool_config(settings: Settings, n_layers: int) -> PoolConfig:
             f"of {n_layers} layers x {capacity} tokens, in blocks of {size})"
         )
     return PoolConfig(block_size=size, n_blocks=n_blocks)
+
+
+class _StoppedError(Exception):
+    """A signal asked for the end."""
 
 
 class _Session:
@@ -87,30 +92,42 @@ class _Session:
         self._probe = probe
         self._url = url
         self._traffic = Traffic(
-            served, pool, n_at_once=settings.n_at_once, seed=settings.seed, step=settings.step
+            served,
+            pool,
+            n_at_once=settings.n_at_once,
+            seed=settings.seed,
+            step=settings.step,
+            pulse=self._pulse,
         )
+        self._stop = Stop()
         self._round = 0
         self._started_s = time.monotonic()
         self._rested_s = 0.0  # until when to rest
         self._fills = self._n_fills = 0.0
         self._samples: deque[tuple[float, int]] = deque([(self._started_s, 0)], RATE_SAMPLES)
+        live = not settings.plain and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._screen: Screen = LiveScreen(self._look) if live else PlainScreen(self._look)
 
     def run(self) -> int:
         """Serve; a signal ends it between two tokens."""
-        live = not self._settings.plain and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-        screen: Screen = LiveScreen(self._look) if live else PlainScreen(self._look)
         try:
-            with Stop() as stop, screen:
-                while stop.signal is None and self._turn():
-                    self._sample()
-                    screen.tick()
+            with contextlib.suppress(_StoppedError), self._stop, self._screen:
+                while self._turn():
+                    self._pulse()
             last = self._look()
         finally:
             self._traffic.close()
-        print_summary(
-            replace(last, figures=read_figures(self._probe)), self._fills / max(1, self._n_fills)
-        )
-        return 128 + stop.signal if stop.signal and self._settings.once else 0
+        mean_fill = self._fills / max(1, self._n_fills)
+        print_summary(replace(last, figures=read_figures(self._probe)), mean_fill)
+        number = self._stop.signal
+        return 128 + number if number and self._settings.once else 0
+
+    def _pulse(self) -> None:
+        """What is done often: sample, show, and hear a signal."""
+        self._sample()
+        self._screen.tick()
+        if self._stop.signal is not None:
+            raise _StoppedError
 
     def _turn(self) -> bool:
         """Generate a token, or rest, or begin a round; False when all is done."""

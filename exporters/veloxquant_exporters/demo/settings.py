@@ -17,7 +17,7 @@ class Settings:
         n_at_once: Requests generated side by side.
         n_blocks: Blocks in the pool; None is room for 2,048 tokens of the model.
         block_size: Token slots of a block.
-        step: Tokens by which a cache grows; None is mlx-lm's own.
+        step: Tokens by which a cache grows; 256 is mlx-lm's own.
         port: Of the metrics page; 0 takes a free one.
         model_name: A folder or a Hugging Face id; None is the tiny Llama.
         seed: Of requests and random weights.
@@ -29,7 +29,7 @@ class Settings:
     n_at_once: int = 6
     n_blocks: int | None = None
     block_size: int = 16
-    step: int | None = None
+    step: int = 256
     port: int = 9464
     model_name: str | None = None
     seed: int = 0

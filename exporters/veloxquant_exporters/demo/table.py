@@ -137,14 +137,14 @@ def _pool(frame: Frame, past: list[float], width: int) -> RenderableType:
 
 def _requests(frame: Frame, n_rows: int) -> RenderableType:
     rows = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim")
-    for name, width in (("request", 9), ("prompt", 8), ("generated", 11), ("blocks", 7)):
+    for name, width in (("request", 9), ("prompt", 9), ("generated", 9), ("blocks", 7)):
         rows.add_column(name, width=width, justify="right", no_wrap=True)
     rows.add_column(no_wrap=True)
     for view in frame.progress.active[:n_rows]:
         rows.add_row(
             str(view.plan.number),
-            f"{view.plan.n_prompt:,}",
-            f"{view.n_done}/{view.plan.n_output}",
+            _of(view.n_read, view.plan.n_prompt),
+            _of(view.n_done, view.plan.n_output),
             f"{view.n_blocks:,}",
             ProgressBar(view.plan.n_output, view.n_done, width=20, complete_style="green"),
         )
@@ -154,6 +154,10 @@ def _requests(frame: Frame, n_rows: int) -> RenderableType:
 def _foot(frame: Frame) -> RenderableType:
     end = "It ends when all are served; Ctrl-C ends it now." if frame.once else "Ctrl-C ends it."
     return Text(end, style="dim")
+
+
+def _of(done: int, all_of_it: int) -> str:
+    return f"{done}/{all_of_it}"
 
 
 def _bar_width(width: int) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 
@@ -14,16 +14,27 @@ from veloxquant_exporters.demo.model import DemoModel
 from veloxquant_exporters.demo.workload import Plan, prompt_tokens
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
-from veloxquant_mlx.memory.pool_backed_cache import build_pooled_caches
+from veloxquant_mlx.memory.pool_backed_cache import PooledCaches, build_pooled_caches
 
 __all__ = ["Progress", "RequestView", "Traffic"]
+
+# Between two parts the screen moves and Ctrl-C is heard; larger parts are faster on a GPU.
+PART: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """A request that is being generated: its plan, its tokens so far, the blocks it holds."""
+    """A request that is being generated.
+
+    Attributes:
+        plan: What it asks for.
+        n_read: Tokens of its prompt processed so far.
+        n_done: Tokens generated so far.
+        n_blocks: Blocks it holds.
+    """
 
     plan: Plan
+    n_read: int
     n_done: int
     n_blocks: int
 
@@ -52,19 +63,16 @@ class Progress:
 class _Generation:
     """One attempt at a request: mlx-lm's generator and the caches that it fills."""
 
-    __slots__ = ("caches", "n_done", "plan", "steps")
+    __slots__ = ("caches", "n_done", "n_read", "plan", "steps")
 
     def __init__(
-        self, served: DemoModel, pool: BlockPoolAllocator, plan: Plan, seed: int, step: int | None
+        self, plan: Plan, caches: PooledCaches, steps: Callable[[_Generation], Iterator[Any]]
     ) -> None:
-        generate_step: Any = import_module("mlx_lm.generate").generate_step
         self.plan = plan
+        self.caches = caches
+        self.n_read = 0  # tokens of the prompt that were processed
         self.n_done = 0
-        self.caches = build_pooled_caches(served.model, pool, plan.number, step)
-        prompt = mx.array(prompt_tokens(seed, plan, served.n_vocab))
-        self.steps = generate_step(
-            prompt, served.model, max_tokens=plan.n_output, prompt_cache=self.caches
-        )
+        self.steps: Any = steps(self)
 
     def end(self) -> None:
         """Give the blocks back, and drop the arrays."""
@@ -89,7 +97,9 @@ class Traffic:
         pool: The pool to charge.
         n_at_once: Requests generated side by side.
         seed: Of the prompts.
-        step: Tokens by which a cache grows; None is mlx-lm's own.
+        step: Tokens by which a cache grows; 256 is mlx-lm's own.
+        pulse: Called between the parts of a prompt, which may take long; what it raises ends
+            `advance`.
     """
 
     def __init__(
@@ -99,13 +109,15 @@ class Traffic:
         *,
         n_at_once: int,
         seed: int = 0,
-        step: int | None = None,
+        step: int = 256,
+        pulse: Callable[[], None] = lambda: None,
     ) -> None:
         self._served = served
         self._pool = pool
         self._n_at_once = n_at_once
         self._seed = seed
         self._step = step
+        self._pulse = pulse
         self._waiting: deque[Plan] = deque()
         self._active: deque[_Generation] = deque()
         self._refused: set[int] = set()
@@ -148,14 +160,34 @@ class Traffic:
             if not self._active:
                 raise
         else:
-            self._n_prompt += turn.plan.n_prompt if not turn.n_done else 0
             self.n_output += 1
             turn.n_done += 1
             self._active.rotate(-1)
 
     def _start(self, plan: Plan) -> _Generation:
         self._refused.discard(plan.number)
-        return _Generation(self._served, self._pool, plan, self._seed, self._step)
+        caches = build_pooled_caches(self._served.model, self._pool, plan.number, self._step)
+        return _Generation(plan, caches, self._steps)
+
+    def _steps(self, turn: _Generation) -> Iterator[Any]:
+        """mlx-lm's own generator; it reads the prompt in parts and then yields tokens."""
+        plan = turn.plan
+
+        def read(n_read: int, _: int) -> None:
+            self._n_prompt += n_read - turn.n_read
+            turn.n_read = n_read
+            self._pulse()
+
+        generate_step: Any = import_module("mlx_lm.generate").generate_step
+        steps: Iterator[Any] = generate_step(
+            mx.array(prompt_tokens(self._seed, plan, self._served.n_vocab)),
+            self._served.model,
+            max_tokens=plan.n_output,
+            prompt_cache=turn.caches,
+            prefill_step_size=_part_of(self._step),
+            prompt_progress_callback=read,
+        )
+        return steps
 
     def _end(self, turn: _Generation) -> None:
         self._active.popleft()
@@ -175,9 +207,19 @@ class Traffic:
             waiting=len(self._waiting),
             refused=len(self._refused),
             active=tuple(
-                RequestView(turn.plan, turn.n_done, len(self._pool.blocks_for(turn.plan.number)))
+                RequestView(
+                    turn.plan,
+                    turn.n_read,
+                    turn.n_done,
+                    len(self._pool.blocks_for(turn.plan.number)),
+                )
                 for turn in active
             ),
             prompt_tokens=self._n_prompt,
             output_tokens=self.n_output,
         )
+
+
+def _part_of(step: int) -> int:
+    """Tokens of a prompt to process at a time, so that caches still grow by whole steps."""
+    return PART if step % PART == 0 else step
