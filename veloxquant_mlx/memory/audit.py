@@ -108,7 +108,5 @@ def _heal_owner(books: Books, owner: Owner, leases: list[Lease]) -> None:
             books._waiting[owner] = None
     elif alive[0]._group is not None:
         group = alive[0]._group
-        group.leases = alive
-        group.forget_the_dead()
-        group.by_key = {(lease.stream, lease._format): lease for lease in alive}
+        group.keep(alive)
         books._owners[owner] = alive[0]

@@ -54,6 +54,7 @@ def _return(books: Books, lease: Lease, last: bool) -> None:
         if books._explicit and owner in books._explicit:
             del books._explicit[owner]
     lease._at = None
+    lease._group = None  # a free block keeps its lease, which must not keep the group
     lease._blocks = NOTHING
     if whole:
         stream.below += pushed
@@ -178,14 +179,15 @@ def _bury(books: Books, lease: Lease) -> None:
     """End a lease whose last block was freed singly, and its owner if it was the last lease."""
     owner, group = lease._owner, lease._group
     heirs = [] if group is None else [kin for kin in group.leases if kin is not lease]
-    steps = {kin._stream: (kin, 1) for kin in heirs}
+    turn_of = {kin._stream: (kin,) for kin in heirs}
     key = (lease.stream, lease._format)
     # commit
     lease._at = None
+    lease._group = None  # a free block keeps its lease, which must not keep the group
     lease._blocks = NOTHING
     if group is not None:
         group.leases = heirs
-        group.step_of = steps
+        group.turn_of = turn_of
         del group.by_key[key]
     if heirs:
         books._owners[owner] = heirs[0]

@@ -84,7 +84,7 @@ class HotPath(Gate):
             try:
                 lock.__enter__()
                 group: Group | None = None
-                step: Any = None
+                turn: Any = None
                 # A whole block is most often the pool's own small int.
                 if self._gate or not (
                     n_tokens is size or (type(n_tokens) is int and 0 < n_tokens <= size)
@@ -94,9 +94,9 @@ class HotPath(Gate):
                     starts = False
                     lease = self._owners[owner]
                     group = lease._group
-                    if group is not None and found in group.step_of:
-                        step = group.step_of[found]
-                        lease = step[0]
+                    if group is not None and found in group.turn_of:
+                        turn = group.turn_of[found]
+                        lease = turn[0]
                     if not (
                         lease._owner is owner  # the very object was checked before
                         and lease._format is format
@@ -151,7 +151,7 @@ class HotPath(Gate):
                 else:
                     if group is not None:
                         if group.order is None:
-                            group.turns += step  # lease, 1
+                            group.turns += turn
                         else:
                             group.order[block] = None
                     if lease._tomb is None or held.__class__ is list:

@@ -6,7 +6,7 @@ who holds again gets a new one, which is how a storage tells a new holder from t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -88,36 +88,39 @@ class Lease:
 class Group:
     """The leases of an owner that has more than one, and the order in which they took blocks."""
 
-    __slots__ = ("by_key", "leases", "order", "step_of", "turns")
+    __slots__ = ("by_key", "leases", "order", "turn_of", "turns")
 
     def __init__(self, first: Lease) -> None:
         self.leases = [first]
         self.by_key = {(first.stream, first.format): first}
-        # Per stream the lease that took last, as a turn of one block: made once, so that growth by
-        # one block makes nothing.
-        self.step_of: dict[Stream, tuple[Lease, int]] = {first._stream: (first, 1)}
-        # Lease, count, lease, count, ... until the first single free, and a dict from then on.
-        self.turns: list[Any] = []
+        # Per stream the lease that took last, as a turn: made once, so that growth makes nothing.
+        self.turn_of: dict[Stream, tuple[Lease]] = {first._stream: (first,)}
+        # Until the first single free: each lease that took, and after it how many blocks more than
+        # one. From then on a dict of the blocks.
+        self.turns: list[Lease | int] = []
         self.order: dict[Block, None] | None = None
         if isinstance(first._blocks, dict):
             self.order = dict(first._blocks)
         elif first._blocks:
-            self.turns = [first, len(first._blocks)]
+            self.turns = [first, len(first._blocks) - 1]
 
     def ordered(self) -> Iterable[Block]:
         """Every held block, in the order of allocation over all leases."""
         if self.order is not None:
             return self.order
-        heads: dict[Any, Any] = {lease: iter(lease._blocks) for lease in self.leases}
+        heads = {lease: iter(lease._blocks) for lease in self.leases}
+        head: Iterator[Block] = iter(())
         blocks: list[Block] = []
-        for lease, count in zip(self.turns[::2], self.turns[1::2], strict=True):
-            blocks.extend(islice(heads[lease], count))
+        for turn in self.turns:
+            if isinstance(turn, Lease):
+                head = heads[turn]
+            blocks.extend(islice(head, 1 if isinstance(turn, Lease) else turn))
         return blocks
 
-    def forget_the_dead(self) -> None:
-        """Drop from the order what leases no longer in the group took."""
-        if self.order is not None:
-            self.order = dict.fromkeys(b for b in self.order if b._lease in self.leases)
-        else:
-            pairs = zip(self.turns[::2], self.turns[1::2], strict=True)
-            self.turns = [x for pair in pairs if pair[0] in self.leases for x in pair]
+    def keep(self, alive: list[Lease]) -> None:
+        """Go on with those of the leases that are `alive`."""
+        self.order = dict.fromkeys(block for block in self.ordered() if block._lease in alive)
+        self.turns = []
+        self.leases = alive
+        self.by_key = {(lease.stream, lease.format): lease for lease in alive}
+        self.turn_of = {lease._stream: (lease,) for lease in alive}

@@ -41,7 +41,8 @@ def take(
     gave, n_ever, partial, peak, era = books._counts
     counts = (gave, n_ever + n_born, partial + is_partial, peak, era)
     started = lease._at is None
-    turn, step, newcomer, key = (lease, n), (lease, 1), (lease,), (stream.name, fmt)
+    alone, key = (lease,), (stream.name, fmt)
+    turn = (lease, n - 1) if n > 1 else alone
     reused, born = slice(n_born - n, None), slice(-n_born, None)
     _mark(taken, lease, size)
     # commit: returning from a function is no point where CPython looks at signals
@@ -56,9 +57,9 @@ def take(
         held |= keys
     if group is not None:
         if started:
-            group.leases += newcomer
+            group.leases += alone
             group.by_key[key] = lease
-        group.step_of[stream] = step
+        group.turn_of[stream] = alone
         if order is None:
             group.turns += turn
         else:
