@@ -253,6 +253,34 @@ def one_block_more() -> tuple[BlockPoolAllocator, Call]:
 
 
 @scenario
+def one_full_block_more() -> tuple[BlockPoolAllocator, Call]:
+    """A decode step that takes a whole block, one that was used before."""
+    pool = unified()
+    pool.allocate("k", 40, "late")
+    pool.free_all("late")
+    pool.allocate("k", 4, 2)
+    return pool, lambda: pool.allocate("k", 4, 2)
+
+
+@scenario
+def one_block_more_of_many_leases() -> tuple[BlockPoolAllocator, Call]:
+    """A decode step of an owner that holds keys and values."""
+    pool = separate()
+    pool.allocate_kv(9, 2)
+    pool.allocate("k", 4, 2)
+    return pool, lambda: (pool.allocate("v", 3, 2), pool.allocate("k", 4, 2))
+
+
+@scenario
+def one_block_more_after_single_frees() -> tuple[BlockPoolAllocator, Call]:
+    """The same of an owner that lost single blocks."""
+    pool = separate()
+    pool.allocate_kv(9, 2)
+    pool.free(pool.blocks_for(2)[1::3])
+    return pool, lambda: (pool.allocate("v", 3, 2), pool.allocate("k", 4, 2))
+
+
+@scenario
 def one_block_of_another_format() -> tuple[BlockPoolAllocator, Call]:
     """A second lease."""
     pool = unified()
@@ -605,6 +633,48 @@ def test_interrupted_by_a_storm(name: str) -> None:
     assert n_hits > 20, "the signals fell elsewhere: nothing was tested"
 
 
+# Calls that wait for the lock; `held` are blocks of owner 1.
+WAITERS: dict[str, Callable[[BlockPoolAllocator, list[Block]], object]] = {
+    "allocate one": lambda pool, held: pool.allocate("k", 4, 1),
+    "allocate many": lambda pool, held: pool.allocate("k", 40, 1),
+    "allocate_kv": lambda pool, held: pool.allocate_kv(4, 1),
+    "free": lambda pool, held: pool.free(held),
+    "free_held": lambda pool, held: pool.free_held(held, held[0].lease),
+    "free_all": lambda pool, held: pool.free_all(1),
+    "free_all of nobody": lambda pool, held: pool.free_all("nobody"),
+    "shrink": lambda pool, held: pool.shrink("k", 0),
+    "mark_used": lambda pool, held: pool.mark_used(held[0], 1),
+    "add_filled": lambda pool, held: pool.add_filled(-1, held[0].lease),
+    "register_owner": lambda pool, held: pool.register_owner("late"),
+    "release_owner": lambda pool, held: pool.release_owner(1),
+    "blocks_for": lambda pool, held: pool.blocks_for(1),
+    "history": lambda pool, held: pool.history,
+    "snapshot": lambda pool, held: pool.stats.snapshot(),
+}
+
+
+@unix
+@pytest.mark.parametrize("how", list(WAITERS))
+def test_interrupted_while_waiting_for_another_thread(how: str) -> None:
+    """Ctrl-C ends a call that waits for the lock, and neither hides nor takes anything."""
+    pool, call = SCENARIOS["many_blocks"]()
+    held = pool.blocks_for(1)
+
+    def wait() -> None:
+        set_alarm(0.02)
+        WAITERS[how](pool, held)
+
+    with Pause(12, call) as inside, alarm_handler(interrupt) as set_alarm:
+        assert inside
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+    assert len(pool.blocks_for(2)) == 7, "the other thread's call went on"
+    assert pool.blocks_for(1) == held
+    assert_books(pool)
+    assert_unlocked(pool)
+    assert_usable(pool)
+
+
 # -- signal handlers and finalizers inside a call -------------------------------------------------
 
 
@@ -623,7 +693,7 @@ def read_everything(pool: BlockPoolAllocator) -> None:
 @each_scenario
 def test_read_at_every_point(name: str) -> None:
     """A handler that reads gets an answer wherever it strikes, and leaves no trace."""
-    strike_everywhere(name, read_everything, check_served, finalizers=True)
+    strike_everywhere(name, read_everything, check_served, finalizers=True, step=2)
 
 
 @each_scenario
@@ -678,7 +748,7 @@ def test_queued_release_at_every_point(name: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SCENARIOS, name, remembering)
-        strike_everywhere(name, release, check, finalizers=True)
+        strike_everywhere(name, release, check, finalizers=True, step=2)
 
 
 REENTRIES: dict[str, Callable[[BlockPoolAllocator], object]] = {
@@ -701,6 +771,8 @@ REENTRIES: dict[str, Callable[[BlockPoolAllocator], object]] = {
     "name",
     [
         "one_block_more",
+        "one_block_more_of_many_leases",
+        "one_block_more_after_single_frees",
         "one_block_of_another_format",
         "many_blocks_after_a_single_free",
         "both_streams",
@@ -998,27 +1070,11 @@ def test_free_held_later_waits_for_nobody(name: str) -> None:
 
 
 @unix
-@pytest.mark.parametrize(
-    "name",
-    [
-        "one_block_for_a_new_owner",
-        "many_blocks",
-        "many_reused_blocks",
-        "many_blocks_after_a_single_free",
-        "both_streams",
-        "growth_of_both_streams",
-        "free_some",
-        "free_of_several_owners",
-        "free_all_of_many_leases",
-        "queued_release",
-        "shrink_everything",
-        "reading",
-    ],
-)
+@each_scenario
 def test_fork_in_another_threads_call(name: str) -> None:
     """The child has a pool with a free lock and whole books, wherever the other thread stood."""
     n_forks = 0
-    for pool, pause in pauses(name, 11):
+    for pool, pause in pauses(name, 4):
         with pause as inside:
             if inside:
                 n_forks += 1
