@@ -47,6 +47,8 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._probes: dict[str, Probe] = {}
+        # Names that nobody chose; they give way to one that the program chooses.
+        self._numbered: set[str] = set()
         self._last: dict[str, PoolSnapshot] = {}
         self._before: OrderedDict[str, PoolSnapshot] = OrderedDict()
         self._errors = dict.fromkeys(ERROR_REASONS, 0)
@@ -59,6 +61,12 @@ class Registry:
         with self._lock:
             self._sweep()
             probe = self._probe_of(pool)
+            if probe is not None and name is not None and probe.name in self._numbered:
+                # Watched by `instrument_all` or another tool before the program came to name it.
+                if name != probe.name:
+                    self._check_name(name)
+                    self.remove(pool)
+                    probe = None
             if probe is not None:
                 if name is not None and name != probe.name:
                     raise ValueError(
@@ -66,7 +74,11 @@ class Registry:
                         "uninstrument it before giving it another name"
                     )
             else:
-                name = self._free_name() if name is None else self._check_name(name)
+                if name is None:
+                    name = self._free_name()
+                    self._numbered.add(name)
+                else:
+                    name = self._check_name(name)
                 probe = self._probes[name] = Probe(pool, name)
             if storage is not None:
                 probe.add_storage(storage)
@@ -155,6 +167,7 @@ class Registry:
 
     def _forget(self, name: str) -> None:
         probe = self._probes.pop(name)
+        self._numbered.discard(name)
         self._gone_overhead_s += probe.overhead_s()
         for reason, n in probe.errors().items():
             self._errors[reason] += n
@@ -185,7 +198,8 @@ def instrument(
     """Watch `pool` from now on; its series appear in every exporter of this process.
 
     Args:
-        pool: Held weakly. Instrumenting it again returns what watches it already.
+        pool: Held weakly. Instrumenting it again returns what watches it already; a name given
+            now replaces one that was numbered.
         name: Value of the label `pool`; None takes `pool-<lowest free number>`.
         storage: Its `MLXBlockStorage`, for the byte series; held weakly.
 
