@@ -1,0 +1,230 @@
+"""Panel components for grafana-dashboard-builder: today's panel types, from few words of YAML.
+
+A panel in YAML::
+
+    - series-panel:
+        title: Blocks in use
+        size: 12x8                       # columns of 24 x rows of 30 px
+        unit: short
+        description: ...                 # what it tells, and what to do about it
+        runbook: near-capacity
+        targets:
+          - {expr: "sum by (pool)(veloxquant_block_pool_blocks_in_use%S)", legend: "[[pool]]"}
+
+In expressions `%S` stands for the selector of the board's variables, `%S(a="b")` for that and more,
+`%J` for the selector without `pool`, `%R` for `[$__rate_interval]`. `[[label]]` in a legend is
+Grafana's label placeholder: the library takes braces for its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any, ClassVar
+
+from grafana_dashboards.components.panels import PanelsItemBase
+
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_POOL = 'job=~"$job",instance=~"$instance",pool=~"$pool"'
+_JOB = 'job=~"$job",instance=~"$instance"'
+
+Json = dict[str, Any]
+
+
+def expand(expression: str) -> str:
+    """`expression` with its abbreviations written out."""
+
+    def selector(match: re.Match[str]) -> str:
+        base = _POOL if match[1] == "S" else _JOB
+        return "{" + base + ("," + match[2] if match[2] else "") + "}"
+
+    # The extra matchers stand in parentheses right behind and hold no parentheses themselves.
+    text = re.sub(r'%([SJ])(?:\(((?:\w+(?:=~|!=|=)"[^"]*",?)+)\))?', selector, expression)
+    return text.replace("%R", "[$__rate_interval]").strip()
+
+
+class _Panel(PanelsItemBase):  # type: ignore[misc] # the library has no annotations
+    """What all panels have; subclasses say which type and options."""
+
+    grafana_type: ClassVar[str]
+    default_options: ClassVar[Json] = {}
+    default_custom: ClassVar[Json] = {}
+    instant: ClassVar[bool] = False
+
+    def gen_json_from_data(self, data: Json, context: Any) -> Json:
+        """The panel as Grafana has it, but for its place."""
+        width, height = map(int, data.get("size", "12x8").split("x"))
+        defaults: Json = {"unit": data.get("unit", "short"), "custom": dict(self.default_custom)}
+        for key in ("min", "max", "decimals", "mappings", "noValue"):
+            if key in data:
+                defaults[key] = data[key]
+        defaults["custom"].update(data.get("custom", {}))
+        steps = [{"color": "green", "value": None}]
+        steps += [{"color": c, "value": v} for v, c in data.get("thresholds", [])]
+        defaults["thresholds"] = {"mode": "absolute", "steps": steps}
+        defaults["color"] = data.get("color", {"mode": self._colour_mode(data)})
+        panel: Json = {
+            "type": self.grafana_type,
+            "title": data["title"],
+            "description": data["description"].strip(),
+            "datasource": DATASOURCE,
+            "fieldConfig": {"defaults": defaults, "overrides": data.get("overrides", [])},
+            "options": {**copy.deepcopy(self.default_options), **data.get("options", {})},
+            "targets": [self._target(t) for t in data.get("targets", [])],
+            "_size": [width, height],
+        }
+        if "transformations" in data:
+            panel["transformations"] = data["transformations"]
+        if "runbook" in data:
+            panel["links"] = [
+                {
+                    "title": f"Runbook: {data['runbook']}",
+                    "url": f"${{runbooks}}/{data['runbook']}.md",
+                    "targetBlank": True,
+                }
+            ]
+        return panel
+
+    def _colour_mode(self, data: Json) -> str:
+        return "thresholds" if data.get("thresholds") else "palette-classic"
+
+    def _target(self, target: Json) -> Json:
+        instant = target.get("instant", self.instant)
+        return {
+            "datasource": DATASOURCE,
+            "editorMode": "code",
+            "expr": expand(target["expr"]),
+            "format": target.get("format", "time_series"),
+            "instant": instant,
+            "legendFormat": target.get("legend", "__auto")
+            .replace("[[", "{{")
+            .replace("]]", "}}"),
+            "range": not instant,
+        }
+
+
+class SeriesPanel(_Panel):
+    """Lines over time."""
+
+    grafana_type = "timeseries"
+    default_options: ClassVar[Json] = {
+        "legend": {"calcs": ["lastNotNull", "max"], "displayMode": "table", "placement": "bottom"},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    }
+    default_custom: ClassVar[Json] = {
+        "drawStyle": "line",
+        "fillOpacity": 10,
+        "lineWidth": 1,
+        "showPoints": "never",
+        "spanNulls": False,
+    }
+
+    def gen_json_from_data(self, data: Json, context: Any) -> Json:
+        """With `stack: true` and `limit lines` where thresholds are given."""
+        panel: Json = super().gen_json_from_data(data, context)
+        custom = panel["fieldConfig"]["defaults"]["custom"]
+        if data.get("stack"):
+            custom["stacking"] = {"mode": "normal", "group": "A"}
+            custom["fillOpacity"] = 40
+        if data.get("thresholds"):
+            custom["thresholdsStyle"] = {"mode": "line"}
+        return panel
+
+    def _colour_mode(self, data: Json) -> str:
+        return "palette-classic"
+
+
+class NumberPanel(_Panel):
+    """One number."""
+
+    grafana_type = "stat"
+    default_options: ClassVar[Json] = {
+        "colorMode": "value",
+        "graphMode": "area",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "textMode": "auto",
+    }
+
+
+class DialPanel(_Panel):
+    """One number between two."""
+
+    grafana_type = "gauge"
+    default_options: ClassVar[Json] = {
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "showThresholdLabels": False,
+        "showThresholdMarkers": True,
+    }
+
+
+class BarsPanel(_Panel):
+    """One bar a series, as of now."""
+
+    grafana_type = "bargauge"
+    instant = True
+    default_options: ClassVar[Json] = {
+        "displayMode": "basic",
+        "orientation": "horizontal",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    }
+
+
+class BucketsPanel(_Panel):
+    """Buckets of a histogram over time: its target is `sum by (le)` of a bucket rate."""
+
+    grafana_type = "heatmap"
+    default_options: ClassVar[Json] = {
+        "calculate": False,
+        "cellGap": 1,
+        "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64, "exponent": 0.5,
+                  "fill": "dark-orange"},
+        "rowsFrame": {"layout": "auto"},
+        "tooltip": {"mode": "single", "yHistogram": False, "showColorScale": False},
+        "yAxis": {"axisPlacement": "left"},
+        "legend": {"show": True},
+        "cellValues": {},
+        "filterValues": {"le": 1e-9},
+    }  # fmt: skip
+
+    def gen_json_from_data(self, data: Json, context: Any) -> Json:
+        """The unit is that of the bounds, so it goes to the axis."""
+        panel: Json = super().gen_json_from_data(data, context)
+        panel["options"]["yAxis"]["unit"] = data.get("unit", "short")
+        for target in panel["targets"]:
+            target["format"], target["legendFormat"] = "heatmap", "{{le}}"
+        return panel
+
+
+class StatesPanel(_Panel):
+    """A state over time, a row a series."""
+
+    grafana_type = "state-timeline"
+    default_options: ClassVar[Json] = {
+        "alignValue": "left",
+        "mergeValues": True,
+        "rowHeight": 0.8,
+        "showValue": "auto",
+    }
+
+
+class RowsPanel(_Panel):
+    """A table, a row a series."""
+
+    grafana_type = "table"
+    instant = True
+    default_options: ClassVar[Json] = {"cellHeight": "sm", "showHeader": True}
+
+    def _target(self, target: Json) -> Json:
+        return super()._target({**target, "format": "table"})
+
+
+class NotePanel(_Panel):
+    """Markdown."""
+
+    grafana_type = "text"
+
+    def gen_json_from_data(self, data: Json, context: Any) -> Json:
+        """`content` is the text."""
+        panel: Json = super().gen_json_from_data(data, context)
+        panel["options"] = {"mode": "markdown", "content": data["content"]}
+        return panel
