@@ -5,6 +5,7 @@ from __future__ import annotations
 from veloxquant_mlx.telemetry.catalogue import CATALOGUE, Metric
 from veloxquant_mlx.telemetry.probe import Probe
 from veloxquant_mlx.telemetry.process import ProcessSnapshot
+from veloxquant_mlx.telemetry.publisher import publish, publish_from_environment, stop_publishing
 from veloxquant_mlx.telemetry.registry import (
     instrument,
     instrument_all,
@@ -23,7 +24,11 @@ __all__ = [
     "StreamSnapshot",
     "instrument",
     "instrument_all",
+    "publish",
     "stop_instrumenting_all",
+    "stop_publishing",
     "take_snapshot",
     "uninstrument",
 ]
+
+publish_from_environment()
