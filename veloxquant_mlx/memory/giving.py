@@ -54,7 +54,6 @@ def _return(books: Books, lease: Lease, last: bool) -> None:
         if books._explicit and owner in books._explicit:
             del books._explicit[owner]
     lease._at = None
-    lease._group = None  # a free block keeps its lease, which must not keep the group
     lease._blocks = NOTHING
     if whole:
         stream.below += pushed
@@ -78,6 +77,10 @@ def _return_group(books: Books, group: Group) -> None:
             if lease._at is not None:
                 _return(books, lease, lease is last)
         raise
+    finally:
+        # A free block keeps its lease, which must not keep the order of the whole request.
+        for lease in group.leases:
+            lease._group = None
 
 
 def free_batch(
@@ -183,7 +186,7 @@ def _bury(books: Books, lease: Lease) -> None:
     key = (lease.stream, lease._format)
     # commit
     lease._at = None
-    lease._group = None  # a free block keeps its lease, which must not keep the group
+    lease._group = None
     lease._blocks = NOTHING
     if group is not None:
         group.leases = heirs
