@@ -2,23 +2,30 @@
 
 Thread-safe. Pools are held weakly: a pool that is dropped leaves with its series. What a name
 counted stays with the name, so that the next pool of it goes on where the last one ended.
+
+The table of pools is replaced, never changed, and no pool's lock is taken while the registry's own
+lock is held: a finalizer or signal handler inside a pool's call may instrument, uninstrument or
+scrape without waiting for a thread that waits for that pool.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
+import os
 import threading
 import time
-import weakref
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from veloxquant_mlx.core.exceptions import ArgumentTypeError
 from veloxquant_mlx.memory import block_pool
 from veloxquant_mlx.telemetry.carry import carry, merge
 from veloxquant_mlx.telemetry.meters import ERROR_REASONS
-from veloxquant_mlx.telemetry.probe import Probe
+from veloxquant_mlx.telemetry.probe import OTHER, Probe
 from veloxquant_mlx.telemetry.process import (
+    MlxMemory,
     ProcessSnapshot,
     footprint_bytes,
     mlx_memory,
@@ -34,11 +41,45 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_POOLS", "Registry", "instrument", "instrument_all", "take_snapshot", "uninstrument"]
 
+_log = logging.getLogger("veloxquant_mlx.telemetry")
+_T = TypeVar("_T")
+
 # Pools told apart; the rest are summed as "other", so that series stay bounded.
 MAX_POOLS: Final = 64
-# Names whose counts are remembered after their pool is gone.
+# Names whose counts are remembered after their pool is gone; of more, the oldest are forgotten.
 MAX_REMEMBERED: Final = 1024
 MAX_NAME_CHARS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What is watched; never changed. `before` is by label, the longest ago first."""
+
+    probes: dict[str, Probe] = field(default_factory=dict)
+    before: dict[str, PoolSnapshot] = field(default_factory=dict)
+
+    def probe_of(self, pool: BlockPoolAllocator) -> Probe | None:
+        return next((probe for probe in self.probes.values() if probe.pool is pool), None)
+
+    def label_for(self, name: str) -> str:
+        # For the pool's life: a pool that moved between "other" and a label of its own would take
+        # its counts with it, and counters would fall.
+        n_apart = sum(probe.label != OTHER for probe in self.probes.values())
+        return name if n_apart < MAX_POOLS else OTHER
+
+    def with_probe(self, probe: Probe) -> _Table:
+        return replace(self, probes={**self.probes, probe.name: probe})
+
+    def without(self, probe: Probe, last: PoolSnapshot | None) -> _Table:
+        probes = {name: kept for name, kept in self.probes.items() if kept is not probe}
+        if last is None:
+            return replace(self, probes=probes)
+        before = dict(self.before)
+        earlier = before.pop(probe.label, None)
+        before[probe.label] = last if earlier is None else carry(last, earlier)
+        while len(before) > MAX_REMEMBERED:
+            del before[next(name for name in before if name != OTHER)]
+        return _Table(probes, before)
 
 
 class Registry:
@@ -46,150 +87,191 @@ class Registry:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._probes: dict[str, Probe] = {}
-        # Names that nobody chose; they give way to one that the program chooses.
-        self._numbered: set[str] = set()
-        self._last: dict[str, PoolSnapshot] = {}
-        self._before: OrderedDict[str, PoolSnapshot] = OrderedDict()
+        self._table = _Table()
         self._errors = dict.fromkeys(ERROR_REASONS, 0)
         self._gone_overhead_s = 0.0
         self._n_pools_merged = 0
-        self._sequence = 0
+        self._n_idle_samples_dropped = 0
+        self._sequence = itertools.count(1)
 
     def add(self, pool: BlockPoolAllocator, name: str | None, storage: Any) -> Probe:
         """See `instrument`."""
-        with self._lock:
-            self._sweep()
-            probe = self._probe_of(pool)
-            if probe is not None and name is not None and probe.name in self._numbered:
-                # Watched by `instrument_all` or another tool before the program came to name it.
-                if name != probe.name:
-                    self._check_name(name)
-                    self.remove(pool)
-                    probe = None
+        self._sweep()
+        while True:
+            table = self._table
+            probe = table.probe_of(pool)
             if probe is not None:
                 if name is not None and name != probe.name:
                     raise ValueError(
                         f"the pool is instrumented as {probe.name!r} already; "
                         "uninstrument it before giving it another name"
                     )
-            else:
-                if name is None:
-                    name = self._free_name()
-                    self._numbered.add(name)
-                else:
-                    name = self._check_name(name)
-                probe = self._probes[name] = Probe(pool, name)
-            if storage is not None:
-                probe.add_storage(storage)
-            return probe
+                break
+            chosen = _free_name(table) if name is None else _check_name(table, name)
+            probe = Probe(pool, chosen, table.label_for(chosen))
+            if self._swap(table, table.with_probe(probe)):
+                break
+        probe.install()
+        if storage is not None:
+            probe.add_storage(storage)
+        return probe
 
     def remove(self, pool: BlockPoolAllocator) -> None:
         """See `uninstrument`."""
-        with self._lock:
-            probe = self._probe_of(pool)
-            if probe is not None:
-                self._read(probe)
-                probe.remove()
-                self._forget(probe.name)
+        probe = self._table.probe_of(pool)
+        if probe is not None:
+            last = probe.remove()
+            # Of two threads that remove one pool, one took the hooks out and has the counts.
+            if last is not None:
+                self._forget(probe, last)
 
     def collect(self) -> ProcessSnapshot:
         """This process now. A pool whose snapshot fails is left out and counted."""
-        with self._lock:
-            self._sweep()
-            n_errors = self._errors["snapshot"]
-            pools = [snapshot for probe in self._probes.values() if (snapshot := self._read(probe))]
-            if len(pools) > MAX_POOLS:
-                self._n_pools_merged = max(self._n_pools_merged, len(pools) - MAX_POOLS)
-                pools = [*pools[:MAX_POOLS], merge("other", pools[MAX_POOLS:])]
-            self._sequence += 1
-            mlx = mlx_memory()
-            return ProcessSnapshot(
-                process="",
-                sequence=self._sequence,
-                wall_s=time.time(),
-                version=own_version(),
-                python=python_version(),
-                mlx=mlx.version,
-                resident_bytes=resident_bytes(),
-                footprint_bytes=footprint_bytes(),
-                mlx_active_bytes=mlx.active,
-                mlx_cache_bytes=mlx.cache,
-                mlx_peak_bytes=mlx.peak,
-                mlx_limit_bytes=mlx.limit,
-                errors=self._all_errors(),
-                dropped={"pools_merged": self._n_pools_merged},
-                overhead_s=self._overhead_s(),
-                pools=tuple(pools),
-                n_unread_pools=self._errors["snapshot"] - n_errors,
-            )
+        self._sweep()
+        table = self._table
+        apart: list[PoolSnapshot] = []
+        rest: list[PoolSnapshot] = []
+        n_unread = 0
+        for probe in table.probes.values():
+            try:
+                self._check(probe)
+                snapshot = probe.snapshot()
+            except Exception:  # noqa: BLE001 - one pool's fault costs its own series only
+                self._count_error("snapshot")
+                n_unread += 1
+                continue
+            if snapshot is not None:
+                (rest if probe.label == OTHER else apart).append(snapshot)
+        if rest:
+            apart.append(merge(OTHER, rest))
+        pools = [
+            pool if (before := table.before.get(pool.name)) is None else carry(pool, before)
+            for pool in apart
+        ]
+        mlx = self._guarded(mlx_memory, MlxMemory())
+        return ProcessSnapshot(
+            process="",
+            sequence=next(self._sequence),
+            wall_s=time.time(),
+            version=own_version(),
+            python=python_version(),
+            mlx=mlx.version,
+            resident_bytes=self._guarded(resident_bytes, None),
+            footprint_bytes=self._guarded(footprint_bytes, None),
+            mlx_active_bytes=mlx.active,
+            mlx_cache_bytes=mlx.cache,
+            mlx_peak_bytes=mlx.peak,
+            mlx_limit_bytes=mlx.limit,
+            errors=self._all_errors(),
+            dropped=self._all_dropped(),
+            overhead_s=self._overhead_s(),
+            pools=tuple(pools),
+            n_unread_pools=n_unread,
+        )
 
     # -- inside ---------------------------------------------------------------------------------
 
     def _probe_of(self, pool: BlockPoolAllocator) -> Probe | None:
-        return next((probe for probe in self._probes.values() if probe.pool is pool), None)
+        return self._table.probe_of(pool)
 
-    def _free_name(self) -> str:
-        return next(
-            name for n in itertools.count() if (name := f"pool-{n}") not in self._probes
-        )
-
-    def _check_name(self, name: object) -> str:
-        if not isinstance(name, str):
-            raise ArgumentTypeError(f"name must be a str or None, got {name!r}")
-        if not 0 < len(name) <= MAX_NAME_CHARS or name == "other":
-            raise ValueError(
-                f"name must have 1 to {MAX_NAME_CHARS} characters and not be 'other', got {name!r}"
-            )
-        if name in self._probes:
-            raise ValueError(f"a live pool is named {name!r} already; give this one another name")
-        return name
-
-    def _read(self, probe: Probe) -> PoolSnapshot | None:
-        try:
-            self_check(probe)
-            snapshot = probe.snapshot()
-        except Exception:  # noqa: BLE001 - one pool's fault costs its own series only
-            self._errors["snapshot"] += 1
-            return None
-        if snapshot is None:
-            return None
-        before = self._before.get(probe.name)
-        if before is not None:
-            snapshot = carry(snapshot, before)
-        self._last[probe.name] = snapshot
-        return snapshot
+    def _swap(self, old: _Table, new: _Table) -> bool:
+        """Put `new` in the place of `old`, unless another thread was faster."""
+        merged = sum(p.label == OTHER and p.name not in old.probes for p in new.probes.values())
+        with self._lock:
+            if self._table is not old:
+                return False
+            self._table = new
+            self._n_pools_merged += merged
+            return True
 
     def _sweep(self) -> None:
         """Forget pools that were collected."""
-        for name in [name for name, probe in self._probes.items() if probe.pool is None]:
-            self._forget(name)
+        for probe in self._table.probes.values():
+            if probe.pool is None:
+                self._forget(probe, probe.final())
 
-    def _forget(self, name: str) -> None:
-        probe = self._probes.pop(name)
-        self._numbered.discard(name)
-        self._gone_overhead_s += probe.overhead_s()
-        for reason, n in probe.errors().items():
-            self._errors[reason] += n
-        last = self._last.pop(name, None)
-        if last is not None:
-            self._before[name] = last
-            self._before.move_to_end(name)
-            while len(self._before) > MAX_REMEMBERED:
-                self._before.popitem(last=False)
+    def _forget(self, probe: Probe, last: PoolSnapshot | None) -> None:
+        while True:
+            table = self._table
+            if table.probes.get(probe.name) is not probe:
+                return
+            if self._swap(table, table.without(probe, last)):
+                break
+        overhead_s, errors = probe.overhead_s(), probe.errors()
+        n_dropped = probe.n_idle_samples_dropped()
+        with self._lock:
+            self._gone_overhead_s += overhead_s
+            self._n_idle_samples_dropped += n_dropped
+            for reason, n in errors.items():
+                self._errors[reason] += n
+
+    def _check(self, probe: Probe) -> None:
+        try:
+            self_check(probe)
+        except Exception:  # noqa: BLE001 - a pool too broken to be checked may still be counted
+            self._count_error("self_check")
+
+    def _guarded(self, read: Callable[[], _T], otherwise: _T) -> _T:
+        try:
+            return read()
+        except Exception:  # noqa: BLE001 - what the process cannot tell of itself, it leaves out
+            self._count_error("process")
+            return otherwise
+
+    def _count_error(self, reason: str) -> None:
+        with self._lock:
+            self._errors[reason] += 1
 
     def _all_errors(self) -> dict[str, int]:
         errors = dict(self._errors)
-        for probe in self._probes.values():
+        for probe in self._table.probes.values():
             for reason, n in probe.errors().items():
                 errors[reason] += n
         return errors
 
+    def _all_dropped(self) -> dict[str, int]:
+        live = sum(probe.n_idle_samples_dropped() for probe in self._table.probes.values())
+        return {
+            "pools_merged": self._n_pools_merged,
+            "idle_samples": self._n_idle_samples_dropped + live,
+        }
+
     def _overhead_s(self) -> float:
-        return self._gone_overhead_s + sum(probe.overhead_s() for probe in self._probes.values())
+        return self._gone_overhead_s + sum(p.overhead_s() for p in self._table.probes.values())
+
+    def _after_fork(self) -> None:
+        """In the child: a thread that was inside `_swap` does not exist here; tables are whole."""
+        self._lock = threading.RLock()
+
+
+def _free_name(table: _Table) -> str:
+    return next(name for n in itertools.count() if (name := f"pool-{n}") not in table.probes)
+
+
+def _check_name(table: _Table, name: object) -> str:
+    if not isinstance(name, str):
+        raise ArgumentTypeError(f"name must be a str or None, got {name!r}")
+    if not 0 < len(name) <= MAX_NAME_CHARS or name == OTHER or not _is_encodable(name):
+        raise ValueError(
+            f"name must have 1 to {MAX_NAME_CHARS} characters of valid Unicode and not be "
+            f"{OTHER!r}, got {name!r}"
+        )
+    if name in table.probes:
+        raise ValueError(f"a live pool is named {name!r} already; give this one another name")
+    return name
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate would break every page it stands on
+        return False
+    return True
 
 
 _registry = Registry()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_registry._after_fork)
 
 
 def instrument(
@@ -201,10 +283,13 @@ def instrument(
         pool: Held weakly. Instrumenting it again returns what watches it already; a name given
             now replaces one that was numbered.
         name: Value of the label `pool`; None takes `pool-<lowest free number>`.
-        storage: Its `MLXBlockStorage`, for the byte series; held weakly.
+        storage: What else holds bytes for it, for the byte series: anything with a `usage()` like
+            that of `MLXBlockStorage`; held weakly. An `MLXBlockStorage` of the pool is found by
+            itself.
 
     Raises:
-        ValueError: A live pool has that name, or this pool has another.
+        ValueError: A live pool has that name, this pool has another, or it is no name: a name has
+            1 to 128 characters and is not "other", which beyond 64 pools stands for the rest.
         ArgumentTypeError: `pool` is no pool, or `name` no str.
     """
     if not isinstance(pool, block_pool.BlockPoolAllocator):
@@ -238,4 +323,8 @@ def take_snapshot() -> ProcessSnapshot:
 
 
 def _watch(pool: BlockPoolAllocator) -> None:
-    instrument(pool)
+    try:
+        instrument(pool)
+    except Exception:  # noqa: BLE001 - making a pool must not fail for want of telemetry
+        _registry._count_error("hook")
+        _log.exception("a pool could not be instrumented")
