@@ -1,0 +1,1 @@
+"""The scaling guard: `python -m benchmarks.guard`, or `make bench-guard`."""

@@ -1,0 +1,243 @@
+"""Giving back: whole owners, single blocks, and blocks that the pool retires."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from benchmarks.guard.twin.block import Block, Lease, Owner
+from benchmarks.guard.twin.books import NOTHING, Books
+from benchmarks.guard.twin.journal import FREE, FREE_ALL, SHRINK
+from benchmarks.guard.twin.lease import Group
+from benchmarks.guard.twin.stream import MERGED_REGION, Stream
+
+__all__ = ["free_and_count", "free_batch", "release", "retire"]
+
+
+def release(books: Books, owner: Owner) -> None:
+    """Give back all that `owner` holds, and forget the owner. Never visits a block."""
+    lease = books._owners.get(owner)
+    if lease is None:
+        if owner in books._waiting:
+            del books._waiting[owner]
+    elif lease._group is None:
+        n = len(lease._blocks)
+        _return(books, lease, True)
+        lease._stream.gave(books._entry(FREE_ALL, lease, n, 0))
+    else:
+        parts = tuple((kin, len(kin._blocks), None) for kin in lease._group.leases)
+        _return_group(books, lease._group)
+        books._rare(books._entry(FREE_ALL, parts, sum(n for _, n, _ in parts), 0))
+
+
+def _return(books: Books, lease: Lease, last: bool) -> None:
+    """Give back one lease, with its owner if it is the last: its list changes hands."""
+    blocks: Any = lease._blocks
+    n = len(blocks)
+    owner = lease._owner
+    stream = lease._stream
+    gave, born, partial, peak, era = books._counts
+    peak = max(peak, books._taken - gave)
+    counts = (gave + n, born, partial - lease._partial, peak, era)
+    # Tracked allocations before the commit, since each may run a finalizer.
+    whole = n > MERGED_REGION
+    pushed = [stream.top] if whole and stream.top else []
+    n_pushed = len(stream.top) if whole else 0
+    if whole and blocks.__class__ is not list:
+        pushed.append(blocks)
+        n_pushed += n
+        blocks = []
+    # commit
+    if last:
+        del books._owners[owner]
+        if books._explicit and owner in books._explicit:
+            del books._explicit[owner]
+    lease._at = None
+    lease._blocks = NOTHING
+    if whole:
+        stream.below += pushed
+        stream.n_below += n_pushed
+        stream.top = blocks
+    else:
+        stream.top += blocks
+    stream.slack -= lease._slack
+    books._counts = counts
+
+
+def _return_group(books: Books, group: Group) -> None:
+    """Give back every lease of an owner, first lease first."""
+    last = group.leases[-1]
+    try:
+        for lease in group.leases:
+            _return(books, lease, lease is last)
+    except BaseException:
+        # Half an owner is no state of the books: finish, then let the interrupt pass.
+        for lease in group.leases:
+            if lease._at is not None:
+                _return(books, lease, lease is last)
+        raise
+
+
+def free_batch(
+    books: Books, batch: Sequence[Block], owner: Owner | None, leases: Collection[Lease] | None
+) -> list[Block]:
+    """Free those of `batch` that the books hold out (to `owner`, or under one of `leases`).
+
+    Returns the others. Linear in the batch, whatever its order. An interrupt leaves it half done:
+    each block is either freed or held.
+    """
+    refused: list[Block] = []
+    freed: dict[Lease, list[Block]] = {}
+    lease: Any = None
+    # The lease of the block before, and what belongs to it; Any, since a list was made a dict.
+    held: Any = None
+    run: Any = None
+    stream: Any = None
+    tomb: Any = None
+    group: Group | None = None
+    home, size = books._home, books._block_size
+    n_gave = n_closed = 0
+    try:
+        for block in batch:
+            if block._lease is not lease:
+                lease = block._lease
+                if (
+                    lease._at is not home
+                    or (owner is not None and lease._owner != owner)
+                    or (leases is not None and lease not in leases)
+                ):
+                    refused.append(block)
+                    lease = None
+                    continue
+                tomb = lease._tomb or lease.tomb()  # before the dict: no tomb means a list
+                if lease._blocks.__class__ is list:
+                    _index(lease)
+                held, stream, group = lease._blocks, lease._stream, lease._group
+                run = freed.setdefault(lease, [])
+            one = (block,)
+            fill = block._fill
+            # commit
+            del held[block]
+            if group is not None:
+                del group.order[block]  # type: ignore[union-attr]
+            block._lease = tomb
+            run += one
+            stream.top += one
+            n_gave += 1
+            lease._slack += fill - size
+            stream.slack += fill - size
+            if 0 < fill < size:
+                n_closed += 1
+                lease._partial -= 1
+    finally:
+        gave, born, partial, peak, era = books._counts
+        in_use = books._taken - gave
+        if in_use > peak:
+            peak = in_use
+        books._counts = (gave + n_gave, born, partial - n_closed, peak, era)
+        if freed:
+            _settle(books, freed)
+            parts = tuple((lease, len(run), run) for lease, run in freed.items())
+            books._rare(books._entry(FREE, parts, n_gave, 0))
+    return refused
+
+
+def _index(lease: Lease) -> None:
+    """Turn the list of a lease into an ordered dict, so that single frees are constant.
+
+    Once a lease, at its first single free: what is freed singly is often freed so again.
+    """
+    group = lease._group
+    if group is not None and group.order is None:
+        order = dict.fromkeys(group.ordered())
+        # commit
+        group.order = order
+        group.turns = []
+    lease._blocks = dict.fromkeys(lease._blocks)
+
+
+def _settle(books: Books, leases: Collection[Lease]) -> None:
+    """After single frees: end the leases that became empty, keep the fill of the others in range.
+
+    The fill of a lease may be told in tokens (`add_filled`), so no block's share of it is exact.
+    """
+    for lease in leases:
+        if lease._at is None:
+            continue
+        most = len(lease._blocks) * books._block_size
+        slack = min(max(lease._slack, 0), most)
+        # commit
+        lease._stream.slack += slack - lease._slack
+        lease._slack = slack
+        if not lease._blocks:
+            _bury(books, lease)
+
+
+def _bury(books: Books, lease: Lease) -> None:
+    """End a lease whose last block was freed singly, and its owner if it was the last lease."""
+    owner, group = lease._owner, lease._group
+    heirs = [] if group is None else [kin for kin in group.leases if kin is not lease]
+    steps = {kin._stream: (kin, 1) for kin in heirs}
+    key = (lease.stream, lease._format)
+    # commit
+    lease._at = None
+    lease._blocks = NOTHING
+    if group is not None:
+        group.leases = heirs
+        group.step_of = steps
+        del group.by_key[key]
+    if heirs:
+        books._owners[owner] = heirs[0]
+    else:
+        del books._owners[owner]
+        if owner in books._explicit:
+            del books._explicit[owner]
+            books._waiting[owner] = None
+
+
+def free_and_count(books: Books, batch: list[Block], owner: Owner | None) -> None:
+    """`free_batch`, with the refused blocks counted by reason."""
+    started = books._clock()
+    before = books._counts[0]
+    refused = free_batch(books, batch, owner, None)
+    if refused:
+        # A block freed by this very call and refused after is repeated, not free already.
+        freed = Counter(batch)
+        freed.subtract(refused)
+        for block in refused:
+            reason = "repeated" if freed[block] > 0 else books._reason(block, owner)
+            books._incidents.refuse([reason or "stale"])
+    if books._timed is not None:
+        books._timed(FREE, books._counts[0] - before, started)
+
+
+def retire(books: Books, stream: Stream, n: int, ids: list[int]) -> None:
+    """Take the `n` coldest free blocks of `stream` out for good, their ids onto `ids`."""
+    while n > 0:
+        n_ids = min(n, stream.end_id - stream.next_id)
+        step = list(range(stream.end_id - n_ids, stream.end_id))
+        source = [] if n_ids else stream.coldest()
+        gone = source[:n]
+        count = n_ids + len(gone)
+        from_below = bool(stream.below) and source is stream.below[0]
+        emptied = from_below and count == len(source)
+        gave, born, partial, peak, era = books._counts
+        peak = max(peak, books._taken - gave)
+        era = era._replace(n_blocks=era.n_blocks - count, n_retired=era.n_retired + count)
+        counts = (gave, born, partial, peak, era)
+        # commit
+        stream.end_id -= n_ids
+        del source[:n]
+        if from_below:
+            stream.n_below -= count
+        if emptied:
+            del stream.below[0]
+        stream.managed -= count
+        books._counts = counts
+        n -= count
+        for block in gone:
+            block._lease = stream.retired
+            step += (block._id,)
+        ids += step
+    books._rare(books._entry(SHRINK, ((stream.retired, len(ids), None),), len(ids), 0))
