@@ -113,6 +113,7 @@ def served(traffic: Traffic) -> list[int]:
     """Serve until all is done; requests that were being generated at each step."""
     sizes = []
     while traffic.busy:
+        assert len(sizes) < 5000, "the traffic comes to no end"
         traffic.advance()
         sizes.append(len(traffic.progress().active))
     return sizes
@@ -183,6 +184,27 @@ def test_closing_gives_everything_back(model: DemoModel, pool: BlockPoolAllocato
     assert pool.stats.blocks_in_use() == 3 * ONE_STEP
     traffic.close()
     assert not traffic.busy
+    assert pool.stats.blocks_in_use() == 0
+
+
+def test_a_long_prompt_is_read_in_parts_and_can_be_cut_off(
+    model: DemoModel, pool: BlockPoolAllocator
+) -> None:
+    """Between two parts the caller gets a turn: to show how far it is, or to end it."""
+    read: list[int] = []
+
+    def pulse() -> None:
+        read.extend(view.n_read for view in traffic.progress().active)
+        if 128 in read:
+            raise InterruptedError
+
+    traffic = Traffic(model, pool, n_at_once=1, pulse=pulse)
+    traffic.add([Plan(1, 500, 1)])
+    with pytest.raises(InterruptedError):
+        traffic.advance()
+    assert read == [0, 64, 128]
+    assert traffic.progress().prompt_tokens == 128
+    traffic.close()
     assert pool.stats.blocks_in_use() == 0
 
 
