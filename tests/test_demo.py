@@ -111,7 +111,7 @@ def test_requests_are_mixed_and_bounded() -> None:
 
 def served(traffic: Traffic) -> list[int]:
     """Serve until all is done; requests that were being generated at each step."""
-    sizes = []
+    sizes: list[int] = []
     while traffic.busy:
         assert len(sizes) < 5000, "the traffic comes to no end"
         traffic.advance()
