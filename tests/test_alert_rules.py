@@ -1,0 +1,127 @@
+"""The alert rules: promtool accepts them, their tests pass and can fail, each has its runbook."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).resolve().parent.parent
+ALERTS = ROOT / "dashboards" / "alerts"
+ALERT_TESTS = ROOT / "dashboards" / "alert_tests"
+RUNBOOKS = ROOT / "docs" / "runbooks"
+
+promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is missing (Debian package prometheus)"
+)
+
+CATALOGUE_NAME = re.compile(r"\bveloxquant_[a-z0-9_]+\b")
+
+
+def rules() -> list[dict[str, Any]]:
+    """Every rule of alerts.yaml and records.yaml."""
+    files = [ALERTS / "alerts.yaml", ALERTS / "records.yaml"]
+    return [
+        rule
+        for file in files
+        for group in yaml.safe_load(file.read_text())["groups"]
+        for rule in group["rules"]
+    ]
+
+
+def alerts() -> list[dict[str, Any]]:
+    """The alerts among them."""
+    return [rule for rule in rules() if "alert" in rule]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run promtool."""
+    return subprocess.run(
+        ["promtool", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@promtool
+def test_promtool_accepts_the_rules() -> None:
+    """All files of the folder, the generated bridge too."""
+    result = run("check", "rules", *map(str, sorted(ALERTS.glob("*.yaml"))))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@promtool
+@pytest.mark.parametrize("file", sorted(ALERT_TESTS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_alert_tests_pass(file: Path) -> None:
+    """Which alerts fire in each case, and that no other does."""
+    result = run("test", "rules", str(file))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@promtool
+def test_alert_tests_can_fail(tmp_path: Path) -> None:
+    """A threshold moved out of reach is noticed."""
+    for folder in ("alerts", "alert_tests"):
+        shutil.copytree(ROOT / "dashboards" / folder, tmp_path / folder)
+    moved = tmp_path / "alerts" / "alerts.yaml"
+    moved.write_text(moved.read_text().replace("> 0.01\n", "> 2\n"))
+    result = run("test", "rules", str(tmp_path / "alert_tests" / "pool.yaml"))
+    assert result.returncode != 0
+    assert "VeloxQuantPoolExhaustionSustained" in result.stdout + result.stderr
+
+
+def test_every_alert_is_tested_firing() -> None:
+    """Its name stands among the expected alerts of some case."""
+    text = "".join(file.read_text() for file in ALERT_TESTS.glob("*.yaml"))
+    untested = [a["alert"] for a in alerts() if f'alertname="{a["alert"]}"' not in text]
+    assert untested == []
+
+
+def test_every_alert_has_what_a_pager_needs() -> None:
+    """Severity, a summary, a description with a number or a name, a runbook."""
+    for alert in alerts():
+        assert alert["labels"]["severity"] in {"critical", "warning", "info"}
+        notes = alert["annotations"]
+        assert notes["summary"]
+        assert "$value" in notes["description"] or "$labels" in notes["description"] or (
+            "absent" in alert["expr"]
+        )
+        assert notes["runbook_url"].startswith("RUNBOOKS/")
+
+
+def test_every_alert_heads_its_runbook() -> None:
+    """And every runbook is some alert's, and names only alerts that are there."""
+    names = {alert["alert"] for alert in alerts()}
+    linked = set()
+    for alert in alerts():
+        book = RUNBOOKS / alert["annotations"]["runbook_url"].removeprefix("RUNBOOKS/")
+        linked.add(book)
+        heading = next(x for x in book.read_text().splitlines() if x.startswith("Alerts:"))
+        assert f"`{alert['alert']}`" in heading
+    assert set(RUNBOOKS.glob("*.md")) == linked
+    for book in linked:
+        assert set(re.findall(r"`(VeloxQuant\w+)`", book.read_text())) <= names
+
+
+def test_runbooks_have_every_section() -> None:
+    """In one order."""
+    wanted = ["Meaning", "Impact", "Confirm", "Mitigate", "Root causes", "False positives"]
+    for book in RUNBOOKS.glob("*.md"):
+        assert re.findall(r"^## (.+)$", book.read_text(), re.MULTILINE) == wanted, book.name
+
+
+def test_expressions_name_metrics_of_the_catalogue() -> None:
+    """A renamed metric must not leave a rule that matches nothing."""
+    from veloxquant_mlx.telemetry import CATALOGUE
+
+    known = {metric.name for metric in CATALOGUE}
+    known |= {f"{m.name}_{part}" for m in CATALOGUE for part in ("bucket", "sum", "count")}
+    for rule in rules():
+        used = {
+            name for name in CATALOGUE_NAME.findall(rule["expr"]) if f":{name}" not in rule["expr"]
+        }
+        assert used <= known, rule.get("alert", rule.get("record"))
