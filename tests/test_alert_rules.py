@@ -87,9 +87,8 @@ def test_every_alert_has_what_a_pager_needs() -> None:
         assert alert["labels"]["severity"] in {"critical", "warning", "info"}
         notes = alert["annotations"]
         assert notes["summary"]
-        assert "$value" in notes["description"] or "$labels" in notes["description"] or (
-            "absent" in alert["expr"]
-        )
+        said = notes["summary"] + notes["description"]
+        assert "$value" in said or "$labels" in said or "absent" in alert["expr"]
         assert notes["runbook_url"].startswith("RUNBOOKS/")
 
 
