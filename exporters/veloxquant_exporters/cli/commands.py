@@ -35,4 +35,13 @@ COMMANDS: Final[dict[str, Entry]] = {
         "Serve simulated requests through one pool, and watch it.",
         ("cli", "prometheus", "mlx"),
     ),
+    "serve": Entry(
+        f"{_HERE}.serve",
+        "Serve the metrics of the processes that publish into a folder.",
+        ("cli", "prometheus"),
+    ),
+    "bench": Entry(
+        f"{_HERE}.bench",
+        "Measure how an allocator's calls scale, in CPU time.",
+    ),
 }

@@ -1,0 +1,73 @@
+"""SidecarCollector: the catalogue over a folder, and the folder's own figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from veloxquant_exporters.prometheus.collector import PoolCollector
+from veloxquant_exporters.prometheus.families import Family
+from veloxquant_exporters.sidecar.directory_source import DirectorySource
+from veloxquant_exporters.sidecar.state import STATES
+
+__all__ = ["SidecarCollector"]
+
+# Of a dead process these gauges still say something true.
+_KEPT: Final = ("veloxquant_exporter_up",)
+_FILE_STATES: Final = (*STATES, "unreadable")
+
+
+class SidecarCollector(PoolCollector):
+    """A `PoolCollector` over a `DirectorySource`. Thread-safe.
+
+    What a dead process counted stays until its retention ends, so that no count since the last
+    scrape is lost; its gauges go at once.
+
+    Args:
+        source: The folder.
+    """
+
+    def __init__(self, source: DirectorySource) -> None:
+        super().__init__(source)
+        self._directory = source
+
+    def describe(self) -> Iterable[Family]:
+        """Every family, empty."""
+        return [*super().describe(), *_families()]
+
+    def collect(self) -> Iterator[Family]:
+        """The families of this moment. Never raises."""
+        families = list(super().collect())
+        dead = self._directory.dead_processes
+        if dead:
+            for family in families:
+                if family.type == "gauge" and family.name not in _KEPT:
+                    family.samples = [
+                        sample
+                        for sample in family.samples
+                        if sample.labels.get("process") not in dead
+                    ]
+        yield from families
+        files, removed = _families()
+        sizes = self._directory.sizes()
+        for state in _FILE_STATES:
+            files.add_metric((state,), sizes[state])
+        removed.add_metric((), sizes["removed"])
+        yield files
+        yield removed
+
+
+def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily]:
+    return (
+        GaugeMetricFamily(
+            "veloxquant_exporter_snapshot_files",
+            "Files in the snapshot folder by the state of their process; unreadable ones apart.",
+            labels=("state",),
+        ),
+        CounterMetricFamily(
+            "veloxquant_exporter_removed_files",
+            "Files of ended processes that the sidecar removed from the snapshot folder.",
+        ),
+    )
