@@ -123,6 +123,16 @@ def test_an_extension_that_does_not_load_says_so() -> None:
     assert "MLX, which fails: libmlx.so: no such file" in line
 
 
+def test_the_cause_of_an_import_error_is_what_counts() -> None:
+    """A package may catch the error and raise its own; the line says it once."""
+    error = ImportError("exporters need h11. Try: pip install it", name="h11")
+    error.__cause__ = ModuleNotFoundError("No module named 'h11'", name="h11")
+    line = explain(error, "vqmon serve", ("cli",))
+    assert line is not None
+    assert line.startswith("vqmon serve needs h11, which is not installed. Try: ")
+    assert line.count("Try:") == 1
+
+
 def test_what_no_extra_brings_is_not_explained_away() -> None:
     """A fault in our own imports keeps its traceback."""
     assert explain(ModuleNotFoundError("x", name="veloxquant_exporters.nope"), "x", ()) is None

@@ -102,7 +102,7 @@ def test_requests_are_mixed_and_bounded() -> None:
     prompts = [plan.n_prompt for plan in plans]
     outputs = [plan.n_output for plan in plans]
     assert (min(prompts) < 50, max(prompts) > 500) == (True, True)
-    assert (min(outputs) < 20, max(outputs) > 200) == (True, True)
+    assert (min(outputs) < 20, max(outputs) > 150) == (True, True)
     assert max(plan.n_prompt + plan.n_output for plan in plans) <= LONGEST
     tokens = prompt_tokens(0, plans[0], 9)
     assert len(tokens) == plans[0].n_prompt
@@ -235,12 +235,13 @@ def test_a_pool_that_cannot_serve_the_longest_request_is_refused() -> None:
 
 def test_the_smallest_pool_serves_the_longest_request(model: DemoModel) -> None:
     """What the size is reckoned from is what the caches really take."""
-    pool = BlockPoolAllocator(pool_config(Settings(step=32, n_blocks=288), LAYERS))
+    needed = 2 * LAYERS * -(-LONGEST // 32) * 2
+    pool = BlockPoolAllocator(pool_config(Settings(step=32, n_blocks=needed), LAYERS))
     traffic = Traffic(model, pool, n_at_once=2, step=32)
     traffic.add([Plan(1, LONGEST - 40, 40)])
     served(traffic)
     assert pool.stats.n_exhausted == 0
-    assert pool.stats.peak_blocks_in_use == 288
+    assert pool.stats.peak_blocks_in_use == needed
 
 
 @pytest.mark.parametrize("name", ["./nope", "/nope/at/all", "nope", "~/nope", "a/b/c"])

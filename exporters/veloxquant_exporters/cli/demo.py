@@ -17,7 +17,7 @@ __all__ = ["command"]
     "--requests",
     "n_requests",
     type=click.IntRange(min=1),
-    default=40,
+    default=36,
     show_default=True,
     help="Requests to serve; without --once, in each round.",
 )

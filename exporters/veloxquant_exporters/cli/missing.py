@@ -18,6 +18,7 @@ LIBRARIES: Final = {
     "rich": "rich",
     "psutil": "psutil",
     "prometheus_client": "prometheus-client",
+    "h11": "h11",
     "opentelemetry": "the OpenTelemetry SDK",
     "mlx": "MLX",
     "mlx_lm": "mlx-lm",
@@ -32,6 +33,8 @@ def explain(error: ImportError, who: str, extras: Iterable[str]) -> str | None:
         who: What needs the library, as the line shall name it.
         extras: The extras that hold all that `who` needs; "mlx" stands for the MLX backend.
     """
+    while isinstance(error.__cause__, ImportError):  # a package that says itself what it lacks
+        error = error.__cause__
     library = _library(error)
     if library is None:
         return None

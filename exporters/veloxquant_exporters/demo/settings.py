@@ -25,7 +25,7 @@ class Settings:
     """
 
     once: bool = False
-    n_requests: int = 40
+    n_requests: int = 36
     n_at_once: int = 6
     n_blocks: int | None = None
     block_size: int = 16

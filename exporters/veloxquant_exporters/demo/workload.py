@@ -10,9 +10,9 @@ __all__ = ["LONGEST", "Plan", "plan_requests", "prompt_tokens"]
 
 # Of ten requests: how many, tokens of the prompt (from, to), tokens generated (from, to).
 MIX: Final = (
-    (5, (12, 90), (16, 64)),  # chat: short question, short answer
-    (3, (250, 700), (12, 40)),  # summary: long text in, short text out
-    (2, (20, 120), (120, 260)),  # story: grows while it is generated
+    (5, (12, 90), (12, 48)),  # chat: short question, short answer
+    (3, (250, 700), (8, 32)),  # summary: long text in, short text out
+    (2, (40, 150), (90, 180)),  # story: grows while it is generated
 )
 
 # The most tokens, prompt and output together, that a request of the mix can have.
