@@ -1082,6 +1082,66 @@ def test_refusal() -> None:
     assert counts == {"stale": 2, "copied": 1, "foreign": 1, "free": 1, "retired": 1}
 
 
+# -- token fill -----------------------------------------------------------------------------------
+
+
+def n_tokens_in(pool: BlockPoolAllocator) -> int:
+    """Return the token slots that the pool counts as filled."""
+    n_slots = pool.stats.blocks_in_use() * pool.config.block_size
+    return n_slots - sum(stream.slack for stream in pool._streams)
+
+
+def test_token_fill_follows_the_calls() -> None:
+    """Allocations fill what they ask for or say, mark_used and add_filled move it."""
+    pool = separate(40)
+    blocks = pool.allocate("k", 40, 1)
+    assert n_tokens_in(pool) == 40
+    k_blocks, v_blocks = pool.allocate_kv(40, 2, n_filled=5)
+    assert n_tokens_in(pool) == 50
+    pool.mark_used(blocks[0], 3)
+    assert n_tokens_in(pool) == 37
+    pool.add_filled(7, k_blocks[0].lease, v_blocks[0].lease)
+    assert n_tokens_in(pool) == 51
+    pool.add_filled(-2, k_blocks[0].lease)
+    assert n_tokens_in(pool) == 49
+    pool.free(blocks[:1])
+    assert n_tokens_in(pool) == 46
+    pool.free_all(2)
+    assert n_tokens_in(pool) == 24
+    pool.free_all(1)
+    assert n_tokens_in(pool) == 0
+
+
+def test_token_fill_stays_within_the_lease() -> None:
+    """No call takes the fill below nothing or above the capacity; dead leases have none."""
+    pool = unified(8)
+    blocks = pool.allocate("k", 20, 1)
+    other = pool.allocate("k", 16, 2)
+    lease = blocks[0].lease
+    pool.add_filled(10**9, lease)
+    assert n_tokens_in(pool) == 48
+    pool.free(blocks[:1])
+    assert n_tokens_in(pool) == 32
+    pool.add_filled(-(10**9), lease)
+    assert n_tokens_in(pool) == 16
+    pool.free(blocks)
+    assert n_tokens_in(pool) == 16
+    pool.add_filled(3, lease)
+    assert n_tokens_in(pool) == 16
+    pool.free(other)
+    assert n_tokens_in(pool) == 0
+
+
+@pytest.mark.parametrize("n_tokens", [None, True, 1.0, "3"], ids=repr)
+def test_add_filled_needs_an_int(n_tokens: Any) -> None:
+    """A fill of another type is refused."""
+    pool = unified(8)
+    lease = pool.allocate("k", 20, 1)[0].lease
+    with pytest.raises(ArgumentTypeError):
+        pool.add_filled(n_tokens, lease)
+    assert n_tokens_in(pool) == 20
+
+
 # -- wrong owners everywhere ----------------------------------------------------------------------
 
 WRONG_OWNERS = [None, True, False, 1.0, math.nan, b"1", ("a",), [1], object()]

@@ -32,6 +32,7 @@ import pytest
 
 import veloxquant_mlx.memory.block_pool
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError, PoolReentryError
+from veloxquant_mlx.memory.audit import audit
 from veloxquant_mlx.memory.block_pool import Block, BlockPoolAllocator, PoolConfig
 
 # A thread-method timeout: the signal method uses the timer that these tests use themselves.
@@ -163,6 +164,7 @@ def assert_books(pool: BlockPoolAllocator) -> None:
     partial = sum(0 < block.n_used < size for block in blocks)
     assert stats.fragmentation() == (partial / stats.n_blocks if stats.n_blocks else 0.0)
     assert stats.blocks_in_use() <= stats.peak_blocks_in_use
+    assert audit(pool) == []
     for owner, mine in held.items():
         assert all(b.owner == owner and b.lease.live for b in mine)
         assert all(b.lease.owner == owner for b in mine)
@@ -171,6 +173,9 @@ def assert_books(pool: BlockPoolAllocator) -> None:
 def assert_usable(pool: BlockPoolAllocator) -> None:
     """No owner haunts the pool, and every block can be had once more, once."""
     for owner in OWNERS:
+        if not pool.blocks_for(owner):
+            pool.release_owner(owner)
+            pool.register_owner(owner)  # raises if the books think that it holds something
         pool.free_all(owner)
         assert pool.blocks_for(owner) == []
         pool.register_owner(owner)

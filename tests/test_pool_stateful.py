@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.naive_pool import NaiveBlock, NaiveLease, NaivePool, Owner
 from veloxquant_mlx.core.exceptions import ArgumentTypeError
+from veloxquant_mlx.memory.audit import audit
 from veloxquant_mlx.memory.block_pool import Block, BlockPoolAllocator, PoolConfig
 
 BLOCK_SIZE = 4
@@ -474,6 +475,11 @@ class PoolMachine(RuleBasedStateMachine):
             if twin.owner is not None:
                 assert block.format == twin.format
                 assert any(block.lease is r and twin.lease is n for r, n in self.lease_pairs)
+
+    @invariant()
+    def lists_and_sums_agree(self) -> None:
+        """The pool's own audit, which reads its lists, finds nothing."""
+        assert audit(self.real) == []
 
     @invariant()
     def leases_agree(self) -> None:
