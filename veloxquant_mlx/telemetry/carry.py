@@ -26,6 +26,7 @@ _COUNTERS: Final = (
     "durations",
     "lock_wait",
     "block_lifetime",
+    "lease_lifetime",
     "block_idle",
     "request_blocks",
     "occupancy",
@@ -39,9 +40,12 @@ _GAUGES: Final = (
     "cached_blocks",
     "formats",
     "storage",
+    "storage_formats",
+    "idle_owner_blocks",
+    "n_pools",
 )
 _STREAM_COUNTERS: Final = ("allocate_requests", "shortfall", "exhausted")
-_STREAM_GAUGES: Final = ("managed", "free", "slots_used")
+_STREAM_GAUGES: Final = ("managed", "free", "slots_used", "slots_held")
 
 
 def carry(now: PoolSnapshot, before: PoolSnapshot) -> PoolSnapshot:
@@ -57,21 +61,48 @@ def carry(now: PoolSnapshot, before: PoolSnapshot) -> PoolSnapshot:
 
 
 def merge(name: str, pools: list[PoolSnapshot]) -> PoolSnapshot:
-    """All of `pools` as one. A token slot stays one whatever the block sizes: blocks are added."""
-    total = replace(pools[0], name=name)
-    for pool in pools[1:]:
-        streams = dict(total.streams)
-        for stream_name, stream in pool.streams.items():
-            streams[stream_name] = _plus_stream(
-                stream, streams.get(stream_name), _STREAM_COUNTERS + _STREAM_GAUGES
-            )
-        total = replace(
-            total,
-            streams=streams,
-            oldest_owner_age_s=max(total.oldest_owner_age_s, pool.oldest_owner_age_s),
-            **_sums(total, pool, _COUNTERS + _GAUGES),
-        )
+    """All of `pools` as one: counts are added, of ages the oldest, of times the earliest counts.
+
+    Where they differ in their configuration it is told as far as it has a meaning: `block_size` is
+    0, and the sum has no limit as soon as one of them has none.
+    """
+    sized = [_with_slots(pool) for pool in pools]
+    total = replace(sized[0], name=name)
+    for pool in sized[1:]:
+        total = _plus_pool(total, pool)
     return total
+
+
+def _plus_pool(total: PoolSnapshot, pool: PoolSnapshot) -> PoolSnapshot:
+    streams = dict(total.streams)
+    for name, stream in pool.streams.items():
+        streams[name] = _plus_stream(
+            stream, streams.get(name), _STREAM_COUNTERS + _STREAM_GAUGES
+        )
+    limit = total.blocks_limit + pool.blocks_limit
+    newest = [x for x in (total.last_exhaustion, pool.last_exhaustion) if x is not None]
+    return replace(
+        total,
+        streams=streams,
+        block_size=total.block_size if total.block_size == pool.block_size else 0,
+        grow_on_exhaustion=True,
+        max_blocks=None if limit == float("inf") else int(limit),
+        wall_s=min(total.wall_s, pool.wall_s),
+        monotonic_ns=min(total.monotonic_ns, pool.monotonic_ns),
+        sequence=total.sequence + pool.sequence,
+        oldest_owner_age_s=max(total.oldest_owner_age_s, pool.oldest_owner_age_s),
+        last_exhaustion=max(newest, key=lambda x: x.wall_s, default=None),
+        **_sums(total, pool, _COUNTERS + _GAUGES),
+    )
+
+
+def _with_slots(pool: PoolSnapshot) -> PoolSnapshot:
+    """`pool` with its token slots as numbers, for a sum of pools of several block sizes."""
+    streams = {
+        name: replace(stream, slots_held=pool.slots_held(name))
+        for name, stream in pool.streams.items()
+    }
+    return replace(pool, streams=streams)
 
 
 def _sums(a: object, b: object, names: tuple[str, ...]) -> dict[str, Any]:

@@ -99,6 +99,8 @@ def _exhaustions(pool: PoolSnapshot) -> Iterable[Sample]:
 
 
 def _config(pool: PoolSnapshot) -> Iterable[Sample]:
+    if pool.n_pools > 1:  # several pools have several configurations
+        return []
     limit = "none" if pool.max_blocks is None else str(pool.max_blocks)
     values = (
         str(pool.block_size),
@@ -221,7 +223,8 @@ _POOL: Final = (
         _one(lambda p: p.blocks_limit),
         otel="block.limit",
     ),
-    _gauge("block_size_tokens", "Token slots a block.", _one(lambda p: p.block_size),
+    _gauge("block_size_tokens", "Token slots a block; absent where pools=other differ in it.",
+           lambda p: [((), p.block_size)] if p.block_size else [],
            otel="block.size", instrument="gauge", ucum="{token}"),
     _gauge("config_info", "1, with the pool's configuration as labels.", _config,
            labels=("block_size", "separate_kv", "grow", "max_blocks")),
@@ -236,7 +239,7 @@ _POOL: Final = (
     _gauge("cached_blocks", "Blocks that prompt-cache entries keep on purpose; evictable.",
            _one(lambda p: p.cached_blocks), otel="block.cached"),
     _gauge("token_slots_allocated", "Token slots in held blocks, by stream.",
-           _streams(lambda p, s: s.in_use * p.block_size), labels=("stream",),
+           lambda p: [((name,), p.slots_held(name)) for name in p.streams], labels=("stream",),
            otel="token_slot.committed", ucum="{token}"),
     _gauge(
         "token_slots_used",
@@ -253,12 +256,18 @@ _POOL: Final = (
            _one(lambda p: p.owners_active), otel="owner.active", ucum="{owner}"),
     _gauge(
         "oldest_active_owner_age_seconds",
-        "Seconds since the oldest active owner began, prompt-cache entries apart; 0 without one.",
+        "Seconds since the owner that holds blocks longest began, prompt-cache entries apart; 0 "
+        "without one.",
         _one(lambda p: p.oldest_owner_age_s),
         otel="owner.oldest_age",
         instrument="gauge",
         ucum="s",
     ),
+    _gauge("idle_owner_blocks",
+           "Blocks of owners, among the 256 oldest, that took and filled nothing for five minutes.",
+           _one(lambda p: p.idle_owner_blocks), otel="block.idle_owner"),
+    _gauge("pools", "Pools behind this label: 1, or how many are summed as pool=other.",
+           _one(lambda p: p.n_pools), otel="pool.count", ucum="{pool}"),
     # Pressure.
     _counter("operations", "Calls that changed something, by operation (calls, not blocks).",
              _by(lambda p: p.calls), labels=("operation",), ucum="{call}"),
@@ -299,19 +308,33 @@ _POOL: Final = (
     _gauge("storage_retired_bytes",
            "Bytes of buffers of ids that the pool no longer manages; 0 when all is well.",
            _stored("retired"), otel="storage.retired", ucum="By"),
+    _gauge("storage_written_bytes", "Bytes of the buffers that rows were written to.",
+           _stored("written"), otel="storage.written", ucum="By"),
+    _gauge("storage_evaluated_bytes",
+           "Bytes of the buffers that the storage evaluated: memory for sure, MLX being lazy.",
+           _stored("evaluated"), otel="storage.evaluated", ucum="By"),
+    _gauge("storage_format_bytes", "Bytes of the buffers by format: as stored, a byte a code.",
+           _by(lambda p: p.storage_formats), labels=("format",), otel="storage.format.usage",
+           ucum="By"),
     # Sampled.
     _histogram("operation_duration_seconds",
                "Seconds in a pool call, without the wait for the lock; sampled and weighted.",
                _by(lambda p: p.durations), otel="operation.duration", labels=("operation",)),
-    _histogram("lock_wait_seconds", "Seconds a pool call waited for the lock; sampled.",
+    _histogram("lock_wait_seconds",
+               "Seconds a pool call waited for the lock; sampled and weighted.",
                _one(lambda p: p.lock_wait), otel="lock.wait"),
-    _histogram("block_lifetime_seconds", "Seconds from hand-out to release; sampled.",
+    _histogram("block_lifetime_seconds",
+               "Seconds from the first hand-out to an owner to the release, by block: the lifetime "
+               "of its lease, which blocks taken later did not see in full; sampled and weighted.",
                _one(lambda p: p.block_lifetime), otel="block.lifetime"),
-    _histogram("block_idle_seconds", "Seconds from release to reuse; sampled, unweighted.",
+    _histogram("lease_lifetime_seconds",
+               "Seconds an owner held blocks of one stream and format; sampled and weighted.",
+               _one(lambda p: p.lease_lifetime), otel="lease.lifetime"),
+    _histogram("block_idle_seconds", "Seconds from release to reuse, of some blocks; a sample, not a count.",
                _one(lambda p: p.block_idle), otel="block.idle"),
     _histogram("request_blocks", "Blocks an allocation call took; sampled and weighted.",
                _one(lambda p: p.request_blocks), otel="request.blocks", ucum="{block}"),
-    _histogram("occupancy_ratio", "Blocks in use over managed, at each allocation; sampled.",
+    _histogram("occupancy_ratio", "Blocks in use over managed, after each allocation; sampled and weighted.",
                _one(lambda p: p.occupancy), otel="occupancy", ucum="1"),
 )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 __all__ = [
@@ -70,26 +71,32 @@ class Histogram:
         unit: Observed units in one exported unit, e.g. 1e9 for ns that are exported as seconds.
     """
 
-    __slots__ = ("bounds", "counts", "exported", "total", "unit")
+    __slots__ = ("_frozen", "bounds", "counts", "exported", "total", "unit")
 
     def __init__(self, bounds: Sequence[float], unit: float = 1) -> None:
         self.bounds = tuple(bounds)
         self.unit = unit
-        self.exported = tuple(bound / unit if unit != 1 else bound for bound in self.bounds)
+        self.exported = _exported(self.bounds, unit)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total: float = 0
+        self._frozen: HistogramSnapshot | None = None
 
     def observe(self, value: float, weight: int = 1) -> None:
         """Count `value` as `weight` observations."""
+        self._frozen = None
         self.counts[bisect_left(self.bounds, value)] += weight
         self.total += value * weight
 
-    def raw(self) -> tuple[Histogram, tuple[int, ...], float]:
-        """A copy of the numbers, for `thaw_histogram` to build on outside the lock."""
-        return self, tuple(self.counts), self.total
+    def snapshot(self) -> HistogramSnapshot:
+        """The histogram now; the same object until the next observation."""
+        frozen = self._frozen
+        if frozen is None:
+            frozen = HistogramSnapshot(self.exported, tuple(self.counts), self.total / self.unit)
+            self._frozen = frozen
+        return frozen
 
 
-def thaw_histogram(raw: tuple[Histogram, tuple[int, ...], float]) -> HistogramSnapshot:
-    """The snapshot of what `Histogram.raw` copied."""
-    histogram, counts, total = raw
-    return HistogramSnapshot(histogram.exported, counts, total / histogram.unit)
+@cache
+def _exported(bounds: tuple[float, ...], unit: float) -> tuple[float, ...]:
+    """One tuple for all histograms of the same buckets."""
+    return tuple(bound / unit if unit != 1 else bound for bound in bounds)

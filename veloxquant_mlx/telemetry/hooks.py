@@ -1,10 +1,12 @@
 """Hooks: the pool's journal slots, swapped for closures that count and, now and then, time a call.
 
 The pool makes one tuple per change of state anyway and hands it to a slot. A hook is such a slot:
-it passes the tuple on and counts the call. One call in `STRIDE` arms a sample: the pool's lock is
-swapped for one that notes when it was asked for and when it was had, and the next call on the same
-slot tells how long the pool took. So an unsampled call pays for one Python call and one addition,
-and an uninstrumented pool for nothing.
+it passes the tuple on and counts the call, which is all that an unsampled call pays; an
+uninstrumented pool pays nothing.
+
+How long a call took is known from its entry if it went the general path, whose entries carry the
+time of their beginning. For the one-block path, which reads no clock, the pool's lock is swapped
+for one that notes when it was asked for and had, until the next call on the slot was sampled.
 
 Everything here runs under the pool's lock. Nothing here refers to the pool but weakly: a pool that
 is dropped must not live on in its hooks.
@@ -13,77 +15,45 @@ is dropped must not live on in its hooks.
 from __future__ import annotations
 
 import random
-import threading
 import weakref
 from collections.abc import Callable
+from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from veloxquant_mlx.memory.block_pool import FP16
+from veloxquant_mlx.memory.hot_path import FP16
 from veloxquant_mlx.memory.journal import ALLOCATE, EXHAUSTED, FREE, FREE_ALL, SHRINK
+from veloxquant_mlx.telemetry.meters import owner_text
 from veloxquant_mlx.telemetry.notices import SLOW_NS, Notice, listeners, tell
+from veloxquant_mlx.telemetry.samples import Sample, observe_call, observe_releases
+from veloxquant_mlx.telemetry.slots import RareSlot, Slot, make_hook
+from veloxquant_mlx.telemetry.timing_lock import timing_lock
 
 if TYPE_CHECKING:
-    from veloxquant_mlx.memory.block import Lease
+    from veloxquant_mlx.memory.block import Block, Lease
     from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
     from veloxquant_mlx.memory.journal import Entry
     from veloxquant_mlx.telemetry.meters import Meters
 
-__all__ = ["BULK", "STRIDE", "Hooks"]
+__all__ = ["BULK", "Hooks"]
 
-# Calls a sample, jittered by half: a fixed stride that shares a factor with layers x (k, v) would
-# time the same call of each round. A sample costs some 5 us, so a busy slot takes fewer.
-STRIDE: Final = 61
-STRIDE_BUSY: Final = 509
-BUSY: Final = 4096  # calls on a slot from which it counts as busy
-# Calls of this many blocks are timed by the pool itself, each one.
+# Calls of this many blocks are timed each, and stand for themselves alone.
 BULK: Final = 4096
-# An armed lock that no call on its slot consumed is put back after this many other calls.
+# Samples are observed so many at a time, or when a snapshot is taken.
+DIGESTED: Final = 16
+# How often the timing lock may be entered for nothing before it is put back: so often at least, ...
 PATIENCE: Final = 64
+# ... once in so many hooked calls, ...
+PATIENCE_SHARE: Final = 8
+# ... and for a slot of which nothing is known yet. Each time costs about a microsecond.
+PATIENCE_FIRST: Final = 20_000
 
-_OPERATION: Final = {ALLOCATE: "allocate", FREE: "free", FREE_ALL: "free_all", SHRINK: "shrink"}
-
-
-class Slot:
-    """One hooked journal slot: its calls so far, and how to fire at a chosen one."""
-
-    __slots__ = ("calls", "schedule", "weighed")
-
-    def __init__(self, calls: Callable[[], int], schedule: Callable[[int], None]) -> None:
-        self.calls = calls
-        self.schedule = schedule
-        self.weighed = 0  # calls that samples stand for so far
-
-
-def _make_hook(
-    forward: Callable[[Entry], None],
-    fire: Callable[[Entry], None],
-    tally: Callable[[Entry], None],
-    first: int,
-) -> tuple[Callable[[Entry], None], Slot]:
-    left = period = first
-    before = 0  # calls until the period began
-    fp16 = FP16
-
-    def hook(entry: Entry) -> None:
-        nonlocal left
-        forward(entry)
-        left -= 1
-        if not left:
-            fire(entry)
-        # By identity: what is fp16 and fails it is recognised by `tally`.
-        if entry[2]._format is not fp16:  # type: ignore[union-attr]
-            tally(entry)
-
-    def calls() -> int:
-        return before + period - left
-
-    def schedule(after: int) -> None:
-        nonlocal left, period, before
-        before += period - left
-        left = period = after
-
-    return hook, Slot(calls, schedule)
+OPERATION_NAMES: Final = {
+    ALLOCATE: "allocate",
+    FREE: "free",
+    FREE_ALL: "free_all",
+    SHRINK: "shrink",
+}
 
 
 class Hooks:
@@ -97,38 +67,46 @@ class Hooks:
 
     def __init__(self, pool: BlockPoolAllocator, meters: Meters, name: str = "") -> None:
         self._name = name
-        self._n_grown = pool._counts[4].n_grown
         self._pool = weakref.ref(pool)
+        self._clock = pool._clock
         self._meters = meters
         self._random = random.Random(0x5EED)  # noqa: S311 - jitter, not a secret
-        self._slots: dict[object, Slot] = {}
-        self._rare_calls = dict.fromkeys(_OPERATION.values(), 0)
+        self._n_grown = pool._counts[4].n_grown
+        self._took: dict[str, Slot] = {}
+        self._slots: list[Slot] = []
+        self._rare = {code: RareSlot(name) for code, name in OPERATION_NAMES.items()}
         self._rare_allocates = {stream.name: 0 for stream in pool._streams}
         self._real_lock: Any = pool._lock
-        self._timing_lock = _timing_lock(pool._lock, self)
+        self._timing_lock = timing_lock(self._real_lock, self, self._clock)
+        # While the timing lock is in place: whom for, when it was last had and by which thread.
         self._armed: Slot | None = None
-        self._stamp: tuple[int, int, int] | None = None  # asked, had, thread
-        self._n_stamps = 0
-        self.spent_ns = 0  # in samples; `Meters` adds what the plain calls cost
+        self._stamp: tuple[int, int] | None = None
+        self._left_stamps = 0
+        self._wait_due = False
+        self._waits_ns: list[int] = []
+        self._waits_weighed = 0
+        self._samples: list[Sample] = []
+        self.spent_ns = 0  # in samples; what the plain calls cost is estimated by the reader
 
     # -- on and off -----------------------------------------------------------------------------
 
     def install(self) -> None:
         """Swap the slots; the pool's lock is held."""
         pool = self._pool()
-        assert pool is not None
+        if pool is None:
+            return
+        errors = self._meters.errors
+        self._slots = list(self._rare.values())
         for stream in pool._streams:
-            for side in ("took", "gave"):
-                key = (stream.name, side)
-                hook, self._slots[key] = _make_hook(
-                    pool._journal.append,
-                    self._firing(key, "allocate" if side == "took" else "free_all"),
-                    self._tally_took if side == "took" else self._tally_gave,
-                    self._random.randrange(1, STRIDE),
-                )
-                setattr(stream, side, hook)
+            log = pool._journal.append
+            took, took_slot = make_hook("allocate", log, self._fire, self._tally_took, errors)
+            gave, gave_slot = make_hook("free_all", log, self._fire, self._tally_gave, errors)
+            self._took[stream.name] = took_slot
+            self._slots += (took_slot, gave_slot)
+            stream.took, stream.gave = took, gave
         pool._rare = self._make_rare(pool._journal.append)
         pool._timed = self._on_bulk
+        self._arm(pool, None, PATIENCE)
 
     def remove(self) -> None:
         """Put back what `install` swapped; the pool's lock is held."""
@@ -145,68 +123,132 @@ class Hooks:
 
     def calls(self) -> dict[str, int]:
         """Calls by operation."""
-        calls = dict(self._rare_calls)
-        for (_, side), slot in self._slots.items():  # type: ignore[misc]
-            calls["allocate" if side == "took" else "free_all"] += slot.calls()
+        calls = dict.fromkeys(OPERATION_NAMES.values(), 0)
+        for slot in self._slots:
+            calls[slot.operation] += slot.calls()
         return calls
+
+    def n_calls(self) -> int:
+        """Calls in all."""
+        return sum([slot.calls() for slot in self._slots])
 
     def allocates(self, stream: str) -> int:
         """Allocation calls on `stream` that went well."""
-        return self._slots[stream, "took"].calls() + self._rare_allocates[stream]
+        slot = self._took.get(stream)
+        return self._rare_allocates[stream] + (0 if slot is None else slot.calls())
 
-    # -- rare calls -----------------------------------------------------------------------------
+    def settle(self) -> None:
+        """Observe what was sampled, and let the newest sample of each slot stand for the rest.
+
+        After it every call is stood for in the histograms.
+        """
+        self.digest()
+        for slot in self._slots:
+            if slot.last is not None and (pending := slot.pending(slot.calls())):
+                observe_call(self._meters, slot.last, pending)
+
+    def digest(self) -> None:
+        """Observe what was sampled. Put off until now: sampling must be short, as its code is cold."""
+        samples, self._samples = self._samples, []
+        for sample in samples:
+            observe_call(self._meters, sample, sample.slot.pending(sample.calls))
+            observe_releases(self._meters, sample)
+        waits, total = self._waits_ns, self.n_calls()
+        if waits:
+            each, more = divmod(total - self._waits_weighed, len(waits))
+            self._waits_ns, self._waits_weighed = waits[-1:], total
+            for n, wait_ns in enumerate(waits):
+                self._meters.lock_wait.observe(wait_ns, each + (n < more))
+        self._meters.settle_idle(self._clock())
+
+    def let_go(self) -> None:
+        """Observe what was sampled and drop what refers to blocks: the pool is gone, or left alone."""
+        try:
+            self.settle()
+        except Exception:  # noqa: BLE001 - may run while the pool is being collected
+            self._meters.errors["hook"] += 1
+        self._samples = []
+        for slot in self._slots:
+            slot.last = None
+
+    # -- calls off the one-lease path -----------------------------------------------------------
 
     def _make_rare(self, forward: Callable[[Entry], None]) -> Callable[[Entry], None]:
+        errors, on_rare = self._meters.errors, self._on_rare
+
         def rare(entry: Entry) -> None:
             forward(entry)
             try:
-                self._on_rare(entry)
+                on_rare(entry)
             except Exception:  # noqa: BLE001 - telemetry never raises into the serving code
-                self._meters.count_error("hook")
+                errors["hook"] += 1
 
         return rare
 
     def _on_rare(self, entry: Entry) -> None:
-        began = perf_counter_ns()
-        operation, parts = entry[1], entry[2]
+        operation, parts, n = entry[1], entry[2], entry[3]
         assert isinstance(parts, tuple)
         if operation == EXHAUSTED:
-            self._meters.note_exhaustion(parts[0][0].owner)
-            lease, n, _ = parts[0]
-            self._tell("exhausted", "allocate", lease, n)
-        else:
-            self._rare_calls[_OPERATION[operation]] += 1
-            for lease, n, _ in parts:
-                if operation == ALLOCATE:
-                    self._rare_allocates[lease.stream] += 1
-                    self._meters.request_blocks.observe(n)
-                elif operation in (FREE, FREE_ALL):
-                    self._meters.block_lifetime.observe(entry[0] - lease._born_ns, n)
-                if operation != SHRINK:
-                    self._meters.tally(lease.format, n if operation == ALLOCATE else -n)
-            if operation == ALLOCATE:
-                self._note_growth(entry[6][4].n_grown, None, parts[0][0])
+            lease, n_asked, _ = parts[0]
+            self._meters.note_exhaustion(lease.owner)
+            self._tell("exhausted", "allocate", lease, n_asked)
+            return
+        slot = self._rare[operation]
+        due = slot.tick()
+        if operation != SHRINK:
+            sign = 1 if operation == ALLOCATE else -1
+            for lease, n_part, _ in parts:
+                if lease._format is not FP16:
+                    self._meters.tally(lease._format, sign * n_part)
+        if operation == ALLOCATE:
+            for name in {lease._stream.name for lease, _, _ in parts}:
+                self._rare_allocates[name] += 1
+            self._note_growth(entry[6][4].n_grown, None, parts[0][0])
+        if due or n >= BULK or listeners():
+            self._on_timed(slot, entry, parts[0][0], due=due)
+
+    def _on_timed(self, slot: Slot, entry: Entry, lease: Lease, *, due: bool) -> None:
+        """A call whose entry tells when it began."""
+        began = perf_counter_ns()
+        now = self._clock()
+        took_ns, n = now - entry[0], entry[3]
+        if took_ns >= SLOW_NS:
+            self._tell("slow", slot.operation, lease, n, took_ns)
+        if n >= BULK:
+            self._observe_bulk(slot, entry, took_ns, now)
+            if due:
+                slot.schedule(1)
+        elif due:
+            self._sample(slot, entry, took_ns, now)
+            pool = self._pool()
+            if pool is not None and pool._lock is not self._timing_lock:
+                self._arm(pool, None, 1)  # for the next wait
         self.spent_ns += perf_counter_ns() - began
 
     def _on_bulk(self, operation: int, n_blocks: int, started_ns: int) -> None:
-        """A call that the pool timed itself, in its own clock."""
+        """A call that the pool timed itself: on one lease, and large, or one that grew the pool."""
         try:
             pool = self._pool()
-            if pool is None:
+            if pool is None or operation not in (ALLOCATE, FREE_ALL) or not pool._journal:
                 return
-            if operation == ALLOCATE and pool._counts[4].n_grown != self._n_grown:
-                lease = _last_lease(pool, operation)
-                self._note_growth(pool._counts[4].n_grown, lease, lease)
-            if n_blocks < BULK and not listeners():
+            entry = pool._journal[-1]
+            lease = entry[2]
+            if entry[1] != operation or isinstance(lease, tuple):
                 return
-            took_ns = pool._clock() - started_ns
+            if operation == ALLOCATE:
+                self._note_growth(entry[6][4].n_grown, lease, lease)
+            now = self._clock()
+            took_ns = now - started_ns
             if n_blocks >= BULK:
-                self._meters.durations[_OPERATION[operation]].observe(took_ns)
+                self._observe_bulk(self._slot_of(operation, lease), entry, took_ns, now)
             if took_ns >= SLOW_NS:
-                lease = _last_lease(pool, operation)
-                self._tell("slow", _OPERATION[operation], lease, n_blocks, took_ns)
+                self._tell("slow", OPERATION_NAMES[operation], lease, n_blocks, took_ns)
         except Exception:  # noqa: BLE001 - telemetry never raises into the serving code
-            self._meters.count_error("hook")
+            self._meters.errors["hook"] += 1
+
+    def _slot_of(self, operation: int, lease: Lease) -> Slot:
+        took = self._took[lease.stream]
+        return took if operation == ALLOCATE else self._slots[self._slots.index(took) + 1]
 
     # -- notices --------------------------------------------------------------------------------
 
@@ -234,135 +276,119 @@ class Hooks:
             operation=operation,
             stream="" if lease is None else lease.stream,
             n_blocks=n_blocks,
-            owner="" if who is None else str(who.owner)[:64],
+            owner="" if who is None else owner_text(who.owner),
             seconds=None if took_ns is None else took_ns / 1e9,
         )
         for _ in range(tell(notice)):
-            self._meters.count_error("hook")
+            self._meters.errors["hook"] += 1
 
     # -- formats --------------------------------------------------------------------------------
 
     def _tally_took(self, entry: Entry) -> None:
-        self._meters.tally(entry[2].format, entry[3])  # type: ignore[union-attr]
+        self._meters.tally(entry[2]._format, entry[3])  # type: ignore[union-attr]
 
     def _tally_gave(self, entry: Entry) -> None:
-        self._meters.tally(entry[2].format, -entry[3])  # type: ignore[union-attr]
+        self._meters.tally(entry[2]._format, -entry[3])  # type: ignore[union-attr]
 
     # -- samples --------------------------------------------------------------------------------
 
-    def _firing(self, key: object, operation: str) -> Callable[[Entry], None]:
-        """What a slot does at its chosen call: arm the lock, or take the sample it was armed for."""
+    def _fire(self, slot: Slot, entry: Entry) -> None:
+        """A chosen call: sample it if its beginning is known, else see to it that the next's is."""
+        began = perf_counter_ns()
+        try:
+            now, pool = self._clock(), self._pool()
+            if pool is None:
+                return
+            had = None
+            if pool._lock is self._timing_lock:
+                stamp = self._stamp
+                # Another thread's: this one had asked for the lock before it was swapped.
+                if stamp is not None and stamp[1] == get_ident():
+                    had = stamp[0]
+            elif slot.operation == "allocate" and entry[3] > 1:
+                had = entry[0]  # the one-block path alone reads no clock
+            if had is None or entry[3] >= BULK:
+                slot.schedule(1)
+                if pool._lock is not self._timing_lock:
+                    self._arm(pool, slot, self._patience(slot))
+                return
+            if self._armed is slot:
+                self._disarm(pool)
+            pool._now = now
+            self._sample(slot, entry, now - had, now)
+            if now - had >= SLOW_NS:
+                self._tell("slow", slot.operation, entry[2], entry[3], now - had)  # type: ignore[arg-type]
+        finally:
+            self.spent_ns += perf_counter_ns() - began
 
-        def fire(entry: Entry) -> None:
-            began = perf_counter_ns()
-            try:
-                slot, pool = self._slots[key], self._pool()
-                if pool is None:
-                    return
-                if self._armed is None:
-                    self._arm(pool, slot)
-                elif self._armed is slot:
-                    self._take_sample(pool, slot, operation, entry, began)
-                else:
-                    slot.schedule(self._random.randrange(1, STRIDE))  # another slot is at it
-            except Exception:  # noqa: BLE001 - telemetry never raises into the serving code
-                self._meters.count_error("hook")
-            finally:
-                self.spent_ns += perf_counter_ns() - began
+    def _sample(self, slot: Slot, entry: Entry, took_ns: int, now: int) -> None:
+        jitter = self._random.random()
+        calls = slot.calls()
+        since = slot.sampled(calls, now, jitter)
+        watched = None if entry[1] == ALLOCATE else _some_free_block(entry, jitter)
+        sample = slot.last = Sample(slot, calls, since, took_ns, now, entry, watched)
+        self._samples.append(sample)
+        if len(self._samples) >= DIGESTED:
+            self.digest()
 
-        return fire
+    def _observe_bulk(self, slot: Slot, entry: Entry, took_ns: int, now: int) -> None:
+        """A call that stands for itself alone, and that no other sample stands for."""
+        slot.weighed += 1
+        slot.sampled_calls += 1
+        sample = Sample(slot, 0, 1, took_ns, now, entry, None)
+        observe_call(self._meters, sample, 1)
+        observe_releases(self._meters, sample)
 
-    def _arm(self, pool: BlockPoolAllocator, slot: Slot) -> None:
-        self._armed, self._stamp, self._n_stamps = slot, None, 0
+    # -- the timing lock ------------------------------------------------------------------------
+
+    def _patience(self, slot: Slot) -> int:
+        slot.misses += 1
+        if slot.misses == 1:
+            return PATIENCE if slot.last is not None else PATIENCE_FIRST
+        total = self.n_calls()
+        since, slot.armed_total = total - slot.armed_total, total
+        return PATIENCE + since // PATIENCE_SHARE
+
+    def _arm(self, pool: BlockPoolAllocator, slot: Slot | None, patience: int) -> None:
+        """Put the timing lock in place, for `slot` or else for whoever comes; the lock is held."""
+        if pool._lock is not self._real_lock:  # made anew in the child of a fork
+            self._real_lock = pool._lock
+            self._timing_lock = timing_lock(self._real_lock, self, self._clock)
+        self._armed, self._stamp = slot, None
+        self._left_stamps, self._wait_due = patience, True
         pool._lock = self._timing_lock
-        slot.schedule(1)
 
     def _disarm(self, pool: BlockPoolAllocator) -> None:
-        pool._lock = self._real_lock
         self._armed = None
+        if pool._lock is self._timing_lock:
+            pool._lock = self._real_lock
 
-    def _take_sample(
-        self, pool: BlockPoolAllocator, slot: Slot, operation: str, entry: Entry, now: int
-    ) -> None:
-        stamp = self._stamp
-        if stamp is None or stamp[2] != threading.get_ident():
-            slot.schedule(1)  # a thread that had asked for the real lock before it was swapped
-            return
-        self._disarm(pool)
-        pool._now = pool._clock()
-        stride = STRIDE if slot.calls() < BUSY else STRIDE_BUSY
-        slot.schedule(self._random.randrange(stride // 2, stride + stride // 2))
-        weight = slot.calls() - slot.weighed
-        slot.weighed += weight
-        asked, had, _ = stamp
-        meters, n = self._meters, entry[3]
-        if now - asked >= SLOW_NS:
-            self._tell("slow", operation, entry[2], n, now - asked)  # type: ignore[arg-type]
-        meters.lock_wait.observe(had - asked, weight)
-        if n < BULK:
-            meters.durations[operation].observe(now - had, weight)
-        if operation == "allocate":
-            meters.request_blocks.observe(n, weight)
-            n_blocks = entry[6][4].n_blocks
-            if n_blocks:
-                meters.occupancy.observe((entry[5] - entry[6][0]) / n_blocks, weight)
-        else:
-            lease = entry[2]
-            meters.block_lifetime.observe(pool._now - lease._born_ns, weight * n)  # type: ignore[union-attr]
-            meters.watch_idle(pool, lease)  # type: ignore[arg-type]
-        meters.settle_idle(pool._now)
-
-    def _stamped(self, asked: int, had: int) -> None:
-        """The armed lock was had; another stamp replaces this until a call on the slot uses it."""
-        self._stamp = (asked, had, threading.get_ident())
-        self._n_stamps += 1
-        if self._n_stamps > PATIENCE:
-            pool = self._pool()
-            if pool is not None and self._armed is not None:
-                self._armed.schedule(STRIDE)
-                self._disarm(pool)
-
-
-def _last_lease(pool: BlockPoolAllocator, operation: int) -> Lease | None:
-    """The lease of the newest journal entry, if that is of such an operation on one lease."""
-    entry = pool._journal[-1] if pool._journal else None
-    if entry is None or entry[1] != operation:
-        return None
-    parts = entry[2]
-    if not isinstance(parts, tuple):
-        return parts
-    return parts[0][0] if len(parts) == 1 else None
-
-
-def _timing_lock(lock: Any, hooks: Hooks) -> Any:
-    """A lock like `lock` that tells `hooks` when it was asked for and had.
-
-    Leaving is the real lock's own C function: a Python one could be interrupted before its first
-    line, and the lock would be held for good. So the end of a call is told by its journal entry.
-    """
-    weakly = weakref.ref(hooks)
-    owned = lock._is_owned
-
-    def enter(_: object) -> None:
-        if owned():
-            lock.acquire()  # a handler inside a call; the stamp is the outer call's
-            return
-        asked = perf_counter_ns()
+    def stamped(self, asked_ns: int, had_ns: int) -> None:
+        """See `timing_lock.Stamped`."""
         try:
-            lock.acquire()
-            had = perf_counter_ns()
-            target = weakly()
-            if target is not None:
-                target._stamped(asked, had)
-        except BaseException:
-            if owned():
-                lock.release()
-            raise
+            self._stamp = (had_ns, get_ident())
+            if self._wait_due:
+                self._wait_due = False
+                self._waits_ns.append(had_ns - asked_ns)
+            self._left_stamps -= 1
+            if self._left_stamps <= 0:
+                self._give_up(had_ns)
+        except Exception:  # noqa: BLE001 - telemetry never raises into the serving code
+            self._meters.errors["hook"] += 1
 
-    def acquire(_: object, blocking: bool = True, timeout: float = -1) -> bool:
-        return bool(lock.acquire(blocking, timeout))
+    def _give_up(self, now: int) -> None:
+        pool = self._pool()
+        if pool is None:
+            return
+        slot = self._armed
+        if slot is not None:
+            slot.schedule(slot.stride(slot.calls(), now, self._random.random()))
+        self._disarm(pool)
 
-    methods = {"__enter__": enter, "__exit__": lock.__exit__, "acquire": acquire}
-    methods["release"] = lock.release
-    methods["_is_owned"] = lock._is_owned
-    return type("TimingLock", (), methods)()
+
+def _some_free_block(entry: Entry, jitter: float) -> Block | None:
+    """One of the blocks freed last in the stream of a release."""
+    what = entry[2]
+    lease = what[0][0] if isinstance(what, tuple) else what
+    top = lease._stream.top
+    return top[-1 - int(jitter * min(len(top), 64))] if top else None

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from veloxquant_mlx.memory.block import Block, Lease
     from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 
-__all__ = ["CHECKS", "ERROR_REASONS", "Meters"]
+__all__ = ["CHECKS", "ERROR_REASONS", "Meters", "owner_text"]
 
 CHECKS: Final = ("managed", "free_list", "owners", "counters")
-ERROR_REASONS: Final = ("hook", "snapshot", "storage", "self_check")
+ERROR_REASONS: Final = ("hook", "snapshot", "storage", "self_check", "lock_timeout", "process")
 
 # Freed blocks watched for their reuse at one time: a sample, so few are enough.
 WATCHED: Final = 32
+MAX_OWNER_CHARS: Final = 64
 
 
 class Meters:
@@ -41,7 +42,9 @@ class Meters:
         "errors",
         "formats",
         "last_exhaustion",
+        "lease_lifetime",
         "lock_wait",
+        "n_unwatched",
         "occupancy",
         "request_blocks",
         "violations",
@@ -51,6 +54,7 @@ class Meters:
         self.durations = {name: Histogram(DURATION_BUCKETS_NS, 1e9) for name in OPERATIONS}
         self.lock_wait = Histogram(DURATION_BUCKETS_NS, 1e9)
         self.block_lifetime = Histogram(LIFETIME_BUCKETS_NS, 1e9)
+        self.lease_lifetime = Histogram(LIFETIME_BUCKETS_NS, 1e9)
         self.block_idle = Histogram(LIFETIME_BUCKETS_NS, 1e9)
         self.request_blocks = Histogram(BLOCK_BUCKETS)
         self.occupancy = Histogram(RATIO_BUCKETS)
@@ -61,6 +65,7 @@ class Meters:
         self.last_exhaustion: Exhaustion | None = None
         self._random = random.Random(0x1D1E)  # noqa: S311 - a choice of samples, not a secret
         self._watched: list[tuple[Block, Lease, int]] = []
+        self.n_unwatched = 0  # watched blocks that were given up for others
 
     def tally(self, fmt: str, n_blocks: int) -> None:
         """Move the blocks in use of a format."""
@@ -68,36 +73,53 @@ class Meters:
 
     def recount_formats(self, pool: BlockPoolAllocator) -> None:
         """Count the formats anew from the leases; linear in owners."""
-        self.formats = dict.fromkeys(FORMATS, 0)
+        formats = dict.fromkeys(FORMATS, 0)
         for first in pool._owners.values():
             for lease in [first] if first._group is None else first._group.leases:
-                self.tally(lease._format, len(lease._blocks))
-
-    def count_error(self, reason: str) -> None:
-        """Count a failure of the telemetry itself."""
-        self.errors[reason] += 1
+                name = lease._format
+                formats[name if name in formats else "other"] += len(lease._blocks)
+        self.formats = formats
 
     def note_exhaustion(self, owner: object) -> None:
         """Remember a failed allocation, with the trace it was part of."""
-        self.last_exhaustion = Exhaustion(str(owner)[:64], current_trace_id(), time.time())
+        self.last_exhaustion = Exhaustion(owner_text(owner), current_trace_id(), time.time())
 
-    def watch_idle(self, pool: BlockPoolAllocator, lease: Lease) -> None:
-        """Watch one block that was just freed with `lease` for its reuse."""
-        top = lease._stream.top  # type: ignore[union-attr]
-        if len(self._watched) < WATCHED and top:
-            block = top[self._random.randrange(max(0, len(top) - 64), len(top))]
-            self._watched.append((block, block._lease, pool._now))
+    def watch_idle(self, block: Block, freed_ns: int) -> None:
+        """Watch `block`, which was freed then, for its reuse."""
+        lease = block._lease
+        if lease._at is not None or lease is lease._stream.retired:
+            return  # gone again before this was looked at
+        if len(self._watched) >= WATCHED:
+            # Cold blocks would fill the list for good, and nothing be observed any more.
+            del self._watched[self._random.randrange(WATCHED)]
+            self.n_unwatched += 1
+        self._watched.append((block, lease, freed_ns))
 
     def settle_idle(self, now_ns: int) -> None:
-        """Observe the watched blocks that came to a new lease since."""
+        """Observe the watched blocks that were handed out again since."""
         waiting = []
         for block, dead, freed_ns in self._watched:
             lease = block._lease
             if lease is dead:
                 waiting.append((block, dead, freed_ns))
-            elif lease._at is not None:
-                self.block_idle.observe(max(0, min(now_ns, lease._born_ns or now_ns) - freed_ns))
+            elif lease is not lease._stream.retired:
+                # A lease that is older took the block some time between then and now.
+                until_ns = lease._born_ns if freed_ns < lease._born_ns < now_ns else now_ns
+                self.block_idle.observe(max(0, until_ns - freed_ns))
         self._watched = waiting
+
+    def let_go(self) -> None:
+        """Drop what refers to blocks: the pool is gone, or no longer watched."""
+        self._watched = []
+
+
+def owner_text(owner: object) -> str:
+    """An owner as text that any exporter can show: at most 64 characters, all of them encodable."""
+    try:
+        text = str(owner)
+    except ValueError:  # an int of more digits than Python writes
+        text = "int"
+    return text[:MAX_OWNER_CHARS].encode("utf-8", "replace").decode()
 
 
 def current_trace_id() -> str:
@@ -108,5 +130,8 @@ def current_trace_id() -> str:
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return ""
-    context = trace.get_current_span().get_span_context()
-    return f"{context.trace_id:032x}" if context.is_valid else ""
+    try:
+        context = trace.get_current_span().get_span_context()
+        return f"{context.trace_id:032x}" if context.is_valid else ""
+    except Exception:  # noqa: BLE001 - a tracer's fault must not cost the exemplar its owner
+        return ""

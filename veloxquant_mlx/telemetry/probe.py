@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
-from veloxquant_mlx.telemetry.histogram import thaw_histogram
+from veloxquant_mlx.telemetry.calibration import hook_cost_ns
+from veloxquant_mlx.telemetry.elders import Elders
 from veloxquant_mlx.telemetry.hooks import Hooks
 from veloxquant_mlx.telemetry.meters import Meters
-from veloxquant_mlx.telemetry.snapshot import OPERATIONS, PoolSnapshot, StreamSnapshot
+from veloxquant_mlx.telemetry.snapshot import PoolSnapshot, StreamSnapshot
+from veloxquant_mlx.telemetry.storages import NO_BYTES, StorageBytes, Storages
 
 if TYPE_CHECKING:
     from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
+    from veloxquant_mlx.memory.journal import Counts
 
-__all__ = ["Probe", "StorageLike"]
+__all__ = ["LOCK_TIMEOUT_S", "OTHER", "Probe"]
 
-# What a plain hooked call costs, measured by benchmarks/bench_telemetry.py. An estimate for the
-# overhead counter: timing each call would cost more than the call.
-HOOK_NS = 90
-
-
-class StorageLike:
-    """What a storage must offer to be watched: `usage()` in constant time, from any thread."""
-
-    def usage(self) -> Any:
-        """See `MLXBlockStorage.usage`."""
+# Label of the pools beyond those told apart.
+OTHER: Final = "other"
+# A scrape waits so long for a pool's lock, and then tells what it last knew.
+LOCK_TIMEOUT_S: Final = 1.0
+# Above this, a recount of formats would hold the lock for longer than a call may wait.
+RECOUNTED_OWNERS: Final = 1000
 
 
 class Probe:
@@ -35,138 +34,198 @@ class Probe:
     Args:
         pool: Held weakly.
         name: Its name.
+        label: What its series are called: its name, or "other".
+        numbered: True if nobody chose the name, so that it gives way to one that is chosen.
     """
 
-    def __init__(self, pool: BlockPoolAllocator, name: str) -> None:
+    def __init__(
+        self,
+        pool: BlockPoolAllocator,
+        name: str,
+        label: str | None = None,
+        *,
+        numbered: bool = False,
+    ) -> None:
         self.name = name
-        self._pool = weakref.ref(pool)
+        self.numbered = numbered
+        self.label = name if label is None else label
+        self.next_check_s = self.next_log_s = 0.0  # of the self-check, in time.monotonic()
+        self._config = pool.config
+        self._incidents = pool._incidents
         self._meters = Meters()
         self._hooks = Hooks(pool, self._meters, name)
-        self._storages: list[weakref.ref[Any]] = []
+        self._elders = Elders()
+        self._storages = Storages()
         self._sequence = 0
         self._snapshot_ns = 0
-        self.next_check_s = 0.0  # of the self-check, in time.monotonic()
-        with pool._lock:
-            self._meters.recount_formats(pool)
-            self._hooks.install()
+        self._installed = False
+        self._last: PoolSnapshot | None = None
+        self._end: list[tuple[int, Counts]] = []
+        self._pool = weakref.ref(pool, self._when_gone(pool))
+
+    def _when_gone(self, pool: BlockPoolAllocator) -> Callable[[object], None]:
+        """What notes the last counters of the pool; may run on any thread, at any moment."""
+        end, journal = self._end, pool._journal
+        hooks, meters, elders = self._hooks, self._meters, self._elders
+
+        def note(_: object) -> None:
+            if journal:
+                end.append(journal[-1][5:7])
+            hooks.let_go()
+            meters.let_go()
+            elders.let_go()
+
+        return note
 
     @property
     def pool(self) -> BlockPoolAllocator | None:
         """The pool, or None once it was collected."""
         return self._pool()
 
-    def add_storage(self, storage: Any) -> None:
-        """Count the bytes of `storage` with the pool; held weakly."""
-        if all(known() is not storage for known in self._storages):
-            self._storages.append(weakref.ref(storage))
-
-    def remove(self) -> None:
-        """Take the hooks out."""
+    def install(self) -> None:
+        """Put the hooks in."""
         pool = self._pool()
         if pool is not None:
             with pool._lock:
-                self._hooks.remove()
+                if not self._installed:
+                    self._meters.recount_formats(pool)
+                    self._hooks.install()
+                    self._installed = True
+
+    def remove(self) -> PoolSnapshot | None:
+        """Take the hooks out; what was counted until then, or None if they were out already."""
+        pool = self._pool()
+        if pool is None:
+            return self.final()
+        with pool._lock:
+            if not self._installed:
+                return None
+            pool._settle()
+            last = self._copy(pool, NO_BYTES)
+            self._hooks.remove()
+            self._installed = False
+            self._hooks.let_go()
+            self._meters.let_go()
+            self._elders.let_go()
+        return last
+
+    def add_storage(self, storage: Any) -> None:
+        """Count the bytes of `storage` with the pool; held weakly."""
+        self._storages.add(storage)
+
+    # -- the telemetry's own account ------------------------------------------------------------
 
     def note_faults(self, faults: list[tuple[str, str]]) -> None:
         """Count what the self-check found."""
         for check, _ in faults:
             self._meters.violations[check] += 1
 
+    def check_owners(self, pool: BlockPoolAllocator, now_ns: int) -> None:
+        """Look at the oldest owners, and count the formats anew; the pool's lock is held."""
+        self._elders.watch(pool, now_ns)
+        # A Ctrl-C inside a hook loses what it was about to count.
+        if len(pool._owners) <= RECOUNTED_OWNERS:
+            self._meters.recount_formats(pool)
+
     def errors(self) -> Mapping[str, int]:
         """Failures of the telemetry itself, by reason."""
         return dict(self._meters.errors)
 
+    def n_idle_samples_dropped(self) -> int:
+        """Freed blocks that were watched for their reuse and given up for others."""
+        return self._meters.n_unwatched
+
     def overhead_s(self) -> float:
         """Seconds spent on telemetry so far: samples and snapshots as timed, calls estimated."""
-        calls = sum(self._hooks.calls().values())
-        return (self._hooks.spent_ns + self._snapshot_ns + HOOK_NS * calls) / 1e9
+        plain_ns = hook_cost_ns() * self._hooks.n_calls()
+        return (self._hooks.spent_ns + self._snapshot_ns + plain_ns) / 1e9
 
-    def snapshot(self) -> PoolSnapshot | None:
-        """Everything at one moment, or None once the pool was collected.
+    # -- snapshots ------------------------------------------------------------------------------
 
-        Takes the pool's lock for a few microseconds, whatever the number of blocks and owners.
+    def snapshot(self, timeout_s: float = LOCK_TIMEOUT_S) -> PoolSnapshot | None:
+        """Everything at one moment, or None once the pool was collected or is watched no more.
+
+        Takes the pool's lock for some microseconds, whatever the number of blocks and owners. If
+        it cannot be had within `timeout_s`, because a thread is stuck with it, the snapshot is the
+        one before (counted in `errors`), or there is none. Inside a call of this very thread (a
+        signal handler, a finalizer) it tells the state that the call is in.
         """
-        began = time.perf_counter_ns()
+        began = time.thread_time_ns()
         pool = self._pool()
         if pool is None:
             return None
-        storage = self._storage_bytes()
-        with pool._lock:
-            pool._settle()
-            raw = self._copy(pool)
-        snapshot = self._build(pool, raw, storage)
-        self._snapshot_ns += time.perf_counter_ns() - began
+        storage = self._storages.usage(pool, self._meters.errors)
+        lock: Any = pool._lock
+        if lock._is_owned():
+            return self._locked_snapshot(pool, storage)
+        snapshot = self._last
+        try:
+            # Not `with`: it knows no timeout. A Ctrl-C between these two lines finds the lock owned.
+            if lock.acquire(timeout=timeout_s):
+                snapshot = self._locked_snapshot(pool, storage)
+            else:
+                self._meters.errors["lock_timeout"] += 1
+        finally:
+            if lock._is_owned():
+                lock.release()
+        self._snapshot_ns += time.thread_time_ns() - began
         return snapshot
 
-    def _copy(self, pool: BlockPoolAllocator) -> dict[str, Any]:
-        """The raw numbers; under the lock, so nothing is built here that can wait."""
-        self._sequence += 1
-        pool._now = now = pool._clock()
-        meters, hooks, incidents = self._meters, self._hooks, pool._incidents
-        meters.settle_idle(now)
-        return {
-            "sequence": self._sequence,
-            "monotonic_ns": now,
-            "taken": pool._taken,
-            "counts": pool._counts,
-            "streams": [
-                (s.name, s.managed, s.n_free, s.slack, hooks.allocates(s.name))
-                for s in pool._streams
-            ],
-            "owners_active": len(pool._owners) + len(pool._waiting),
-            "oldest_ns": self._oldest_ns(pool, now),
-            "formats": dict(meters.formats),
-            "calls": hooks.calls(),
-            "exhausted": dict(incidents.exhausted),
-            "shortfall": dict(incidents.shortfall),
-            "grow_attempts": dict(incidents.grow_attempts),
-            "rejected": dict(incidents.rejected),
-            "owner_collisions": incidents.collisions,
-            "violations": dict(meters.violations),
-            "durations": [meters.durations[name].raw() for name in OPERATIONS],
-            "lock_wait": meters.lock_wait.raw(),
-            "block_lifetime": meters.block_lifetime.raw(),
-            "block_idle": meters.block_idle.raw(),
-            "request_blocks": meters.request_blocks.raw(),
-            "occupancy": meters.occupancy.raw(),
-            "last_exhaustion": meters.last_exhaustion,
-        }
+    def final(self) -> PoolSnapshot | None:
+        """The counters that the pool had come to when it was collected; None while it lives."""
+        if self._pool() is not None:
+            return None
+        taken, counts = self._end[-1] if self._end else (0, None)
+        if self._last is not None and (counts is None or taken < self._last.n_allocations):
+            return self._last
+        if counts is None:
+            return None
+        return self._build(0, taken, counts, (), 0, NO_BYTES)
 
-    def _oldest_ns(self, pool: BlockPoolAllocator, now: int) -> int:
-        """Age of the owner that began first: owners stand in the order of their beginning."""
-        for lease in pool._owners.values():
-            return now - lease._born_ns
-        return 0
+    def _locked_snapshot(
+        self, pool: BlockPoolAllocator, storage: StorageBytes
+    ) -> PoolSnapshot | None:
+        if not self._installed:
+            return None
+        pool._settle()
+        self._last = self._copy(pool, storage)
+        return self._last
+
+    def _copy(self, pool: BlockPoolAllocator, storage: StorageBytes) -> PoolSnapshot:
+        """The snapshot; the lock is held, so nothing is done here that can wait."""
+        pool._now = now = pool._clock()
+        self._hooks.settle()
+        oldest_ns = self._elders.oldest_ns(pool)
+        return self._build(
+            now,
+            pool._taken,
+            _counts_by_lists(pool) if pool._busy else pool._counts,
+            pool._streams,
+            len(pool._owners) + len(pool._waiting),
+            storage,
+            0.0 if oldest_ns is None else max(0, now - oldest_ns) / 1e9,
+        )
 
     def _build(
-        self, pool: BlockPoolAllocator, raw: dict[str, Any], storage: Mapping[str, int]
+        self,
+        now: int,
+        taken: int,
+        counts: Counts,
+        live_streams: tuple[Any, ...],
+        owners_active: int,
+        storage: StorageBytes,
+        oldest_owner_age_s: float = 0.0,
     ) -> PoolSnapshot:
-        config, size = pool.config, pool.config.block_size
-        gave, born, partial, peak, era = raw["counts"]
-        taken, in_use = raw["taken"], raw["taken"] - gave
-        exhausted: dict[str, dict[str, int]] = {name: {} for name in raw["shortfall"]}
-        for (name, reason), n in raw["exhausted"].items():
-            exhausted[name][reason] = n
-        streams = {
-            name: StreamSnapshot(
-                managed=managed,
-                free=free,
-                slots_used=max(0, (managed - free) * size - slack),
-                allocate_requests=n_allocates + sum(exhausted[name].values()),
-                shortfall=raw["shortfall"][name],
-                exhausted=exhausted[name],
-            )
-            for name, managed, free, slack, n_allocates in raw["streams"]
-        }
-        formats = raw["formats"]
-        formats["fp16"] = 0
-        formats["fp16"] = in_use - sum(formats.values())
+        config, incidents, meters = self._config, self._incidents, self._meters
+        gave, born, partial, peak, era = counts
+        in_use = taken - gave
+        self._sequence += 1
         return PoolSnapshot(
-            name=self.name,
-            sequence=raw["sequence"],
+            name=self.label,
+            sequence=self._sequence,
             wall_s=time.time(),
-            monotonic_ns=raw["monotonic_ns"],
-            block_size=size,
+            monotonic_ns=now,
+            block_size=config.block_size,
             separate_kv=config.separate_kv,
             grow_on_exhaustion=config.grow_on_exhaustion,
             max_blocks=config.max_blocks,
@@ -180,51 +239,61 @@ class Probe:
             n_retired=era.n_retired,
             peak_blocks_in_use=max(peak, in_use),
             partial_blocks=partial,
-            streams=streams,
-            owners_active=raw["owners_active"],
-            oldest_owner_age_s=raw["oldest_ns"] / 1e9,
+            streams=self._streams(live_streams),
+            owners_active=owners_active,
+            oldest_owner_age_s=oldest_owner_age_s,
             cached_blocks=0,
-            formats=formats,
-            calls=raw["calls"],
-            grow_attempts=raw["grow_attempts"],
-            rejected=raw["rejected"],
-            owner_collisions=raw["owner_collisions"],
-            invariant_violations=raw["violations"],
-            durations=dict(zip(OPERATIONS, map(thaw_histogram, raw["durations"]), strict=True)),
-            lock_wait=thaw_histogram(raw["lock_wait"]),
-            block_lifetime=thaw_histogram(raw["block_lifetime"]),
-            block_idle=thaw_histogram(raw["block_idle"]),
-            request_blocks=thaw_histogram(raw["request_blocks"]),
-            occupancy=thaw_histogram(raw["occupancy"]),
-            storage=storage,
-            last_exhaustion=raw["last_exhaustion"],
+            formats=self._formats(in_use),
+            calls=self._hooks.calls(),
+            grow_attempts=dict(incidents.grow_attempts),
+            rejected=dict(incidents.rejected),
+            owner_collisions=incidents.collisions,
+            invariant_violations=dict(meters.violations),
+            durations={name: h.snapshot() for name, h in meters.durations.items()},
+            lock_wait=meters.lock_wait.snapshot(),
+            block_lifetime=meters.block_lifetime.snapshot(),
+            block_idle=meters.block_idle.snapshot(),
+            request_blocks=meters.request_blocks.snapshot(),
+            occupancy=meters.occupancy.snapshot(),
+            storage=storage.by_kind,
+            last_exhaustion=meters.last_exhaustion,
+            lease_lifetime=meters.lease_lifetime.snapshot(),
+            idle_owner_blocks=self._elders.idle_blocks,
+            storage_formats=storage.by_format,
         )
 
-    def _storage_bytes(self) -> Mapping[str, int]:
-        """Bytes of the storages together, by kind; empty without one."""
-        sums: dict[str, int] = {}
-        for weakly in list(self._storages):
-            storage = weakly()
-            if storage is None:
-                self._storages.remove(weakly)
-                continue
-            try:
-                usage = storage.usage()
-            except Exception:  # noqa: BLE001 - a storage's fault costs its own series only
-                self._meters.count_error("storage")
-                continue
-            for kind in STORAGE_KINDS:
-                sums[kind] = sums.get(kind, 0) + getattr(usage, f"{kind}_bytes")
-        return sums
+    def _streams(self, live: tuple[Any, ...]) -> dict[str, StreamSnapshot]:
+        """By stream; those of a pool that is gone keep their counters."""
+        incidents, size = self._incidents, self._config.block_size
+        exhausted: dict[str, dict[str, int]] = {name: {} for name in incidents.shortfall}
+        for (name, reason), n in incidents.exhausted.items():
+            exhausted[name][reason] = n
+        levels = {s.name: (s.managed, s.n_free, s.slack) for s in live}
+        streams = {}
+        for name, by_reason in exhausted.items():
+            managed, free, slack = levels.get(name, (0, 0, 0))
+            held = (managed - free) * size
+            streams[name] = StreamSnapshot(
+                managed=managed,
+                free=free,
+                slots_used=min(held, max(0, held - slack)),
+                allocate_requests=self._hooks.allocates(name) + sum(by_reason.values()),
+                shortfall=incidents.shortfall[name],
+                exhausted=by_reason,
+                slots_held=held,
+            )
+        return streams
+
+    def _formats(self, in_use: int) -> dict[str, int]:
+        """Blocks in use by format: fp16, which is not counted, is the rest."""
+        formats = dict(self._meters.formats)
+        formats["fp16"] = 0
+        formats["fp16"] = max(0, in_use - sum(formats.values()))
+        return formats
 
 
-STORAGE_KINDS = (
-    "resident",
-    "written",
-    "evaluated",
-    "in_use",
-    "free_cached",
-    "retired",
-    "logical",
-    "fp16_equivalent",
-)
+def _counts_by_lists(pool: BlockPoolAllocator) -> Counts:
+    """The counters of a pool whose call is under way: `free` moves block by block and counts last."""
+    in_use = sum(stream.managed - stream.n_free for stream in pool._streams)
+    _, born, partial, peak, era = pool._counts
+    return (pool._taken - in_use, born, partial, peak, era)

@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -147,6 +148,7 @@ def _mac_usage() -> tuple[int, int] | None:
     return int(info.resident_size), int(info.phys_footprint)
 
 
+@cache
 def own_version() -> str:
     """The distribution's version, or "unknown" in a checkout that is not installed."""
     try:
@@ -155,6 +157,7 @@ def own_version() -> str:
         return "unknown"
 
 
+@cache
 def python_version() -> str:
     """As in 3.11.7."""
     return platform.python_version()

@@ -100,17 +100,23 @@ class Registry:
         while True:
             table = self._table
             probe = table.probe_of(pool)
-            if probe is not None:
-                if name is not None and name != probe.name:
-                    raise ValueError(
-                        f"the pool is instrumented as {probe.name!r} already; "
-                        "uninstrument it before giving it another name"
-                    )
+            if probe is None:
+                chosen = _free_name(table) if name is None else _check_name(table, name)
+                probe = Probe(pool, chosen, table.label_for(chosen), numbered=name is None)
+                if self._swap(table, table.with_probe(probe)):
+                    break
+            elif name is None or name == probe.name:
                 break
-            chosen = _free_name(table) if name is None else _check_name(table, name)
-            probe = Probe(pool, chosen, table.label_for(chosen))
-            if self._swap(table, table.with_probe(probe)):
-                break
+            elif probe.numbered:
+                # Watched by `instrument_all` or another tool before the program came to name it.
+                _check_name(table, name)
+                self.remove(pool)
+            else:
+                raise ValueError(
+                    f"the pool is instrumented as {probe.name!r} already; "
+                    "uninstrument it before giving it another name"
+                )
+        probe.numbered = probe.numbered and name is None
         probe.install()
         if storage is not None:
             probe.add_storage(storage)

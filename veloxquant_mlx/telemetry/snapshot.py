@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from veloxquant_mlx.telemetry.histogram import HistogramSnapshot
+from veloxquant_mlx.telemetry.histogram import LIFETIME_BUCKETS_NS, Histogram, HistogramSnapshot
 
 __all__ = ["FORMATS", "OPERATIONS", "SCHEMA", "Exhaustion", "PoolSnapshot", "StreamSnapshot"]
 
@@ -19,6 +19,9 @@ SCHEMA: Final = 1
 OPERATIONS: Final = ("allocate", "free", "free_all", "shrink")
 # Every other tag is counted as "other": tags are free text, series are not.
 FORMATS: Final = ("fp32", "fp16", "bf16", "int8", "int4", "int2", "int1", "other")
+
+# Of a snapshot that an earlier version wrote.
+NO_LIFETIMES: Final = Histogram(LIFETIME_BUCKETS_NS, 1e9).snapshot()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class StreamSnapshot:
         allocate_requests: Allocation calls, failed ones too.
         shortfall: Blocks that failed calls lacked, in all.
         exhausted: Failed calls by reason.
+        slots_held: Token slots in held blocks; None where all blocks are of the pool's block size.
     """
 
     managed: int
@@ -40,6 +44,7 @@ class StreamSnapshot:
     allocate_requests: int
     shortfall: int
     exhausted: Mapping[str, int]
+    slots_held: int | None = None
 
     @property
     def in_use(self) -> int:
@@ -71,12 +76,12 @@ class PoolSnapshot:
         sequence: Rises with each snapshot of the pool.
         wall_s: Seconds since the epoch.
         monotonic_ns: `time.monotonic_ns()`.
-        block_size: Token slots a block.
+        block_size: Token slots a block; 0 of several pools together that differ in it.
         separate_kv, grow_on_exhaustion, max_blocks, initial_blocks: The configuration.
         n_blocks ... partial_blocks: As in `AllocationStats`, in blocks.
         streams: By name.
         owners_active: Owners that hold blocks or are registered.
-        oldest_owner_age_s: Seconds since the oldest active owner began; 0 without owners.
+        oldest_owner_age_s: Seconds since the owner that holds blocks longest began; 0 without one.
         cached_blocks: Blocks kept on purpose by prompt-cache entries.
         formats: Blocks in use by format tag, every name of `FORMATS`.
         calls: Calls that changed something, by operation.
@@ -90,6 +95,11 @@ class PoolSnapshot:
         occupancy: In use over managed at each allocation; sampled.
         storage: Bytes by kind, empty without a storage.
         last_exhaustion: None until there was one.
+        lease_lifetime: Seconds an owner held blocks of one stream and format; sampled.
+        idle_owner_blocks: Blocks of owners, among the 256 oldest, that took and filled nothing for
+            five minutes; as of the newest self-check.
+        storage_formats: Bytes of buffers by format, empty without a storage.
+        n_pools: Pools that this stands for: 1, or those beyond the ones told apart.
         schema: Version of this layout.
     """
 
@@ -129,12 +139,21 @@ class PoolSnapshot:
     occupancy: HistogramSnapshot
     storage: Mapping[str, int] = field(default_factory=dict)
     last_exhaustion: Exhaustion | None = None
+    lease_lifetime: HistogramSnapshot = NO_LIFETIMES
+    idle_owner_blocks: int = 0
+    storage_formats: Mapping[str, int] = field(default_factory=dict)
+    n_pools: int = 1
     schema: int = SCHEMA
 
     @property
     def blocks_in_use(self) -> int:
         """Blocks held."""
         return sum(stream.in_use for stream in self.streams.values())
+
+    def slots_held(self, stream: str) -> int:
+        """Token slots in the held blocks of `stream`."""
+        found = self.streams[stream]
+        return found.in_use * self.block_size if found.slots_held is None else found.slots_held
 
     @property
     def blocks_limit(self) -> float:

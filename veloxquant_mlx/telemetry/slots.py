@@ -1,0 +1,171 @@
+"""Slots: how many calls went by a hook, and which of them is the next to be sampled."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from veloxquant_mlx.memory.hot_path import FP16
+
+if TYPE_CHECKING:
+    from veloxquant_mlx.memory.journal import Entry
+    from veloxquant_mlx.telemetry.samples import Sample
+
+__all__ = ["MAX_STRIDE", "HookSlot", "RareSlot", "Slot", "make_hook"]
+
+# Calls a sample at most, jittered by half: a fixed stride that shares a factor with layers x (k, v)
+# would time the same call of each round.
+MAX_STRIDE: Final = 2039
+# Fifty samples a second and slot are what strides aim at, so that a quiet pool is seen as well as a busy one.
+# A sample takes some 5 us when its code is in the processor's cache, and five times that otherwise.
+NS_A_SAMPLE: Final = 1_000_000_000 // 50
+
+
+class Slot(ABC):
+    """The sampling of one kind of call.
+
+    Every call is stood for by one sample: a sample weighs as many calls as went by since the one
+    before, and `pending` is what the newest one has to stand for in a snapshot.
+
+    Args:
+        operation: Name of the operation.
+    """
+
+    __slots__ = (
+        "armed_total",
+        "last",
+        "misses",
+        "operation",
+        "sampled_calls",
+        "sampled_ns",
+        "weighed",
+    )
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+        self.weighed = 0  # calls that observations stand for so far
+        self.sampled_calls = 0  # calls at the newest sample
+        self.sampled_ns = 0
+        self.misses = 0  # armings without a sample since the newest one
+        self.armed_total = 0  # calls on all slots at the newest arming
+        self.last: Sample | None = None
+
+    @abstractmethod
+    def calls(self) -> int:
+        """How many calls went by."""
+
+    @abstractmethod
+    def schedule(self, after: int) -> None:
+        """Make the `after`-th call from now fire."""
+
+    def pending(self, calls: int) -> int:
+        """Of the first `calls` calls, those that no observation stood for; from now on one does."""
+        pending = calls - self.weighed
+        self.weighed = max(self.weighed, calls)
+        return pending
+
+    def sampled(self, calls: int, now_ns: int, jitter: float) -> int:
+        """Note that call number `calls` was sampled; returns how many it stands for."""
+        since = max(1, calls - self.sampled_calls)
+        self.schedule(self.stride(calls, now_ns, jitter))
+        self.sampled_calls, self.sampled_ns, self.misses = calls, now_ns, 0
+        return since
+
+    def stride(self, calls: int, now_ns: int, jitter: float) -> int:
+        """After how many calls to sample again: few at first, and while calls are few a second."""
+        elapsed_ns = now_ns - self.sampled_ns
+        by_rate = (calls - self.sampled_calls) * NS_A_SAMPLE // (elapsed_ns or 1)
+        stride = max(1 << min(self.misses, 11), min(calls >> 1, by_rate))
+        return int(min(MAX_STRIDE, stride) * (0.5 + jitter)) or 1
+
+
+class HookSlot(Slot):
+    """The slot of one hook, which keeps the numbers in its own cells."""
+
+    __slots__ = ("_calls", "_schedule")
+
+    def __init__(
+        self, operation: str, calls: Callable[[], int], schedule: Callable[[int], None]
+    ) -> None:
+        super().__init__(operation)
+        self._calls = calls
+        self._schedule = schedule
+
+    def calls(self) -> int:
+        """See `Slot.calls`."""
+        return self._calls()
+
+    def schedule(self, after: int) -> None:
+        """See `Slot.schedule`."""
+        self._schedule(after)
+
+
+class RareSlot(Slot):
+    """The slot of one operation among the calls that come by one hook together."""
+
+    __slots__ = ("left", "n_calls")
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(operation)
+        self.n_calls = 0
+        self.left = 1
+
+    def calls(self) -> int:
+        """See `Slot.calls`."""
+        return self.n_calls
+
+    def schedule(self, after: int) -> None:
+        """See `Slot.schedule`."""
+        self.left = after
+
+    def tick(self) -> bool:
+        """Count a call; True when it is to be sampled."""
+        self.n_calls += 1
+        self.left -= 1
+        return self.left <= 0
+
+
+def make_hook(
+    operation: str,
+    forward: Callable[[Entry], None],
+    fire: Callable[[Slot, Entry], None],
+    tally: Callable[[Entry], None],
+    errors: dict[str, int],
+) -> tuple[Callable[[Entry], None], Slot]:
+    """What takes the place of a stream's journal slot, and its Slot.
+
+    The hook passes each entry on to `forward`, counts it, calls `fire` with the scheduled ones and
+    `tally` with those of another format than fp16. What these raise is counted in `errors`.
+    """
+    left = period = 1
+    before = 0  # calls until the period began
+    fp16 = FP16
+
+    def hook(entry: Entry) -> None:
+        nonlocal left, period, before
+        forward(entry)
+        try:
+            left -= 1
+            # By identity: what is fp16 and fails it is recognised by `tally`.
+            if not left or entry[2]._format is not fp16:  # type: ignore[union-attr]
+                if not left:
+                    # For a `fire` that a Ctrl-C keeps from scheduling the next.
+                    before += period
+                    left = period = MAX_STRIDE
+                    fire(slot, entry)
+                if entry[2]._format is not fp16:  # type: ignore[union-attr]
+                    tally(entry)
+        except Exception:  # noqa: BLE001 - telemetry never raises into the serving code
+            errors["hook"] += 1
+
+    def calls() -> int:
+        return before + period - left
+
+    def schedule(after: int) -> None:
+        nonlocal left, period, before
+        before += period - left
+        left = period = after
+
+    slot = HookSlot(operation, calls, schedule)
+    return hook, slot
