@@ -14,7 +14,7 @@ from veloxquant_exporters.opentelemetry.meter import Instrumentation, instrument
 from veloxquant_exporters.opentelemetry.spans import SpanEvents
 from veloxquant_mlx.memory import block_pool
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
-from veloxquant_mlx.telemetry import Probe, instrument, uninstrument
+from veloxquant_mlx.telemetry import Probe, instrument, registry, uninstrument
 
 __all__ = ["BlockPoolInstrumentor"]
 
@@ -33,14 +33,14 @@ class BlockPoolInstrumentor(BaseInstrumentor):  # type: ignore[misc, unused-igno
 
     _instrumentation: Instrumentation | None = None
     _events: SpanEvents | None = None
-    _watched: weakref.WeakSet[BlockPoolAllocator] | None = None
+    _watched: weakref.WeakKeyDictionary[BlockPoolAllocator, Probe] | None = None
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """None: what is instrumented comes in the same distribution."""
         return []
 
     def _instrument(self, **kwargs: Any) -> None:
-        self._watched = weakref.WeakSet()
+        self._watched = weakref.WeakKeyDictionary()
         for pool in list(block_pool._pools):  # noqa: SLF001 - the pools that live already
             self._watch(pool)
         block_pool._observers.append(self._watch)  # noqa: SLF001 - and those to come
@@ -60,19 +60,16 @@ class BlockPoolInstrumentor(BaseInstrumentor):  # type: ignore[misc, unused-igno
             self._events.stop()
         if self._instrumentation is not None:
             self._instrumentation.close()
-        for pool in list(self._watched or ()):
-            uninstrument(pool)
+        for pool, probe in list((self._watched or {}).items()):
+            if _probe_of(pool) is probe:  # else the program has named it since, to keep it
+                uninstrument(pool)
         self._instrumentation = self._events = self._watched = None
 
     def _watch(self, pool: BlockPoolAllocator) -> None:
-        if not _is_watched(pool) and self._watched is not None:
-            instrument(pool)
-            self._watched.add(pool)
+        if self._watched is not None and _probe_of(pool) is None:
+            self._watched[pool] = instrument(pool)
 
 
-def _is_watched(pool: BlockPoolAllocator) -> bool:
-    """True if the program, or a sidecar's publisher, instrumented it before us."""
-    from veloxquant_mlx.telemetry import registry
-
-    probe: Probe | None = registry._registry._probe_of(pool)  # noqa: SLF001
-    return probe is not None
+def _probe_of(pool: BlockPoolAllocator) -> Probe | None:
+    """What watches `pool` already: the program itself, or another tool."""
+    return registry._registry._probe_of(pool)  # noqa: SLF001 - the question has no public form

@@ -6,7 +6,7 @@ import os
 import uuid
 from typing import Final
 
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 __all__ = ["make_resource", "service_instance_id"]
 
@@ -29,11 +29,9 @@ def make_resource(service_instance_id: str | None = None) -> Resource:
             else the id of the process.
     """
     found = Resource.create({})
-    own: dict[str, str] = {}
-    if service_instance_id is not None:
-        own[INSTANCE] = service_instance_id
-    elif not found.attributes.get(INSTANCE):
-        own[INSTANCE] = _own_id()
+    # Newer SDKs make up an id as well, which only `Resource.create` could tell from a chosen one.
+    chosen = OTELResourceDetector().detect().attributes.get(INSTANCE)
+    own = {INSTANCE: service_instance_id or str(chosen or _own_id())}
     if str(found.attributes.get("service.name", "unknown_service")).startswith("unknown_service"):
         own["service.name"] = DEFAULT_SERVICE
     return found.merge(Resource(own))
