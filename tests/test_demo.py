@@ -509,7 +509,7 @@ def test_a_taken_port_is_told_in_one_line() -> None:
         done = demo("--once", "--port", str(port))
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"Error: port {port} of 127.0.0.1 is taken; ")
+    assert line.startswith(f"Error: port {port} of 127.0.0.1 is taken")
 
 
 @pytest.mark.parametrize("name", ["./no/such/folder", "nobody-here/no-such-model"])

@@ -13,7 +13,7 @@ from typing import Final
 from click import ClickException, UsageError
 
 from veloxquant_exporters.demo.figures import read_figures
-from veloxquant_exporters.demo.metrics_page import MetricsPage
+from veloxquant_exporters.demo.metrics_page import metrics_page
 from veloxquant_exporters.demo.model import DemoModel, load_model, tiny_llama
 from veloxquant_exporters.demo.plain import PlainScreen, print_summary
 from veloxquant_exporters.demo.screen import POOL_NAME, Frame, Screen
@@ -41,13 +41,13 @@ def run_session(settings: Settings) -> int:
         ClickException: The port is taken, the model does not load, or no pool of this size can
             serve the traffic.
     """
-    with MetricsPage(settings.port) as page:  # first: a taken port shows before a model is loaded
+    with metrics_page(settings.port) as page:  # first: a taken port shows before a model is loaded
         name = settings.model_name
         served = tiny_llama(settings.seed) if name is None else load_model(name)
         pool = BlockPoolAllocator(pool_config(settings, served.n_layers))
         probe = instrument(pool, name=POOL_NAME)
         try:
-            return _Session(settings, served, pool, probe, page.url).run()
+            return _Session(settings, served, pool, probe, f"{page.url}/metrics").run()
         finally:
             uninstrument(pool)
 
