@@ -221,11 +221,11 @@ def test_the_instrumentation_can_be_switched_off(
 def test_the_demo_is_exported_through_a_collector(
     collector: str, receiver: OtlpReceiver, tmp_path: Path
 ) -> None:
-    """The demo names its pool itself: its name and its work arrive."""
+    """The demo names its pool itself, and lets go of it at its end: both arrive in between."""
     demo = ["-m", "veloxquant_exporters.cli", "demo", "--once", "--plain", "--port", "0"]
     done = subprocess.run(
         instrumented([sys.executable, *demo, "--requests", "2"]),
-        env=zero_code(collector, tmp_path),
+        env=zero_code(collector, tmp_path, OTEL_METRIC_EXPORT_INTERVAL="100"),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
