@@ -51,7 +51,7 @@ def own_namespace() -> str:
         # A /proc of another namespace than ours would answer for other processes.
         if str(Path("/proc/self").readlink()) != str(os.getpid()):
             return ""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         # The start times in /proc are relative to the time namespace, where there is such a thing.
         spaces = [str(Path("/proc/self/ns/pid").readlink())]
         if os.path.lexists("/proc/self/ns/time"):

@@ -117,7 +117,7 @@ def _after_fork_in_child() -> None:
         publish_from_environment()
         return
     # Whatever thread held it in the parent is not here to let it go.
-    registry._registry._lock = threading.RLock()  # noqa: SLF001 - the one thing a fork needs of it
+    registry._registry._lock = threading.RLock()
     for publisher in _current:
         publisher.start_in_child()
 

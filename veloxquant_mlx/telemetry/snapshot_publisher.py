@@ -183,7 +183,6 @@ class Publisher:
         )
 
     def _run(self, stopping: threading.Event) -> None:
-        self._finish_with_multiprocessing()
         due = time.monotonic()
         while not stopping.is_set():
             self._attempt("running")
@@ -197,7 +196,10 @@ class Publisher:
             self._slot = None
 
     def _finish_with_multiprocessing(self) -> None:
-        """Children of multiprocessing end without atexit, but run its own finalizers."""
+        """Children of multiprocessing end without atexit, but run its own finalizers.
+
+        Not done in the moment of the fork: it drops those that are there then.
+        """
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.Finalize(None, self.stop, exitpriority=100)
@@ -241,6 +243,8 @@ class Publisher:
         data = self._encode(state, snapshot)
         write_whole(self.directory, self._name, data)
         self._n_written += 1
+        if self._n_written == 1:
+            self._finish_with_multiprocessing()
 
     def _take_label(self) -> None:
         """Have a directory, and in it the label that this process is known by."""

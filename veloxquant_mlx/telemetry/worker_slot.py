@@ -45,14 +45,15 @@ class WorkerSlot:
         OSError: The directory cannot be used, or its file system knows no locks.
     """
 
-    __slots__ = ("_fd", "number")
+    __slots__ = ("_fd", "_path", "number")
 
     def __init__(self, directory: Path, preferred: int | None = None) -> None:
         numbers = itertools.chain([] if preferred is None else [preferred], range(MAX_SLOTS))
         for number in numbers:
-            fd = _lock(directory / f".worker-{number}.lock")
+            path = directory / f".worker-{number}.lock"
+            fd = _lock(path)
             if fd is not None:
-                self._fd, self.number = fd, number
+                self._fd, self._path, self.number = fd, path, number
                 return
         raise OSError(errno.EMFILE, f"all {MAX_SLOTS} worker slots are held", str(directory))
 
@@ -63,8 +64,11 @@ class WorkerSlot:
 
     @property
     def lost(self) -> bool:
-        """True once the lock file was deleted: others cannot see the lock any more."""
-        return os.fstat(self._fd).st_nlink == 0
+        """True once the lock file is another one: others do not see this lock any more."""
+        try:
+            return not os.path.samestat(self._path.stat(), os.fstat(self._fd))
+        except OSError:
+            return True
 
     def release(self) -> None:
         """Give the slot back. In a forked child: only let go of it, the parent keeps it."""
