@@ -61,6 +61,8 @@ def _keep(verdicts: list[Verdict], options: argparse.Namespace, took_s: float) -
     if page:
         with Path(page).open("a", encoding="utf-8") as summary:
             summary.write(text)
+    if options.no_pictures:
+        return
     try:
         from benchmarks.guard.plot import draw
     except ImportError as error:
@@ -76,6 +78,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--budgets", type=Path, default=HERE / "budgets.toml")
     parser.add_argument("--only", help="these benchmarks, by comma; for looking into one")
     parser.add_argument("--out", type=Path, help="folder for JSON, Markdown and pictures")
+    parser.add_argument("--no-pictures", action="store_true")
     return parser.parse_args(argv)
 
 

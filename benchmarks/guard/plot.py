@@ -24,7 +24,7 @@ COLOURS = {"pass": "#1b7f3b", "warn": "#b7791f", "fail": "#c53030"}
 GUIDES = ((0, "O(1)", ":"), (1, "O(n)", "--"), (2, "O(n²)", "-."))
 TWIN_COLOUR = "#8a8f98"
 # The same bytes for the same numbers.
-STEADY = {"svg.hashsalt": "veloxquant-bench"}
+STEADY: Any = {"svg.hashsalt": "veloxquant-bench"}
 
 
 def draw(found: Mapping[str, Any], out: Path) -> None:

@@ -23,8 +23,8 @@ def load(target: str) -> Factory:
 
     Args:
         target: `package.module:name`. The name is a function of one argument, the number of blocks;
-            or an allocator class whose constructor takes a `PoolConfig`, which is looked for in the
-            class's own module and in those of its bases.
+            or an allocator class, whose constructor takes a `PoolConfig` if its own module or one of
+            its bases' has one, and a number of blocks otherwise.
 
     Raises:
         TargetError: Nothing of that name can be imported or called, or it makes no pool.
@@ -39,7 +39,10 @@ def load(target: str) -> Factory:
     if not callable(found):
         raise TargetError(f"target {target!r} is a {type(found).__name__}, not callable")
     factory = _from_class(found) if inspect.isclass(found) else found
-    pool = factory(2)
+    try:
+        pool = factory(2)
+    except Exception as error:
+        raise TargetError(f"target {target!r} makes no pool of 2 blocks: {error!r}") from error
     missing = [name for name in ("allocate", "free_all", "n_free") if not hasattr(pool, name)]
     if missing:
         raise TargetError(f"target {target!r} makes a pool without {', '.join(missing)}")
@@ -58,6 +61,4 @@ def _from_class(cls: type) -> Factory:
             return lambda n_blocks: cls(
                 config(block_size=BLOCK_SIZE, n_blocks=n_blocks, separate_kv=False)
             )
-    raise TargetError(
-        f"{cls.__qualname__}: no PoolConfig beside it or its bases; name a function of n_blocks"
-    )
+    return cls
