@@ -6,7 +6,7 @@ import gzip
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -80,7 +80,7 @@ class OtlpReceiver:
         self._server.server_close()
         self._thread.join(5)
 
-    def __enter__(self) -> OtlpReceiver:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -228,7 +228,7 @@ def test_D10_histograms_have_explicit_buckets_and_take_any_spread(
 ) -> None:
     """Zero, tiny and huge values, empty windows, random sequences: every cycle exports."""
     chance = random.Random(10)
-    shapes = [(0, 0, 0, 0), (1, 0, 0, 0), (0, 0, 0, 1), (5, 0, 0, 9)]
+    shapes: list[tuple[int, ...]] = [(0, 0, 0, 0), (1, 0, 0, 0), (0, 0, 0, 1), (5, 0, 0, 9)]
     shapes += [tuple(chance.randrange(4) for _ in range(4)) for _ in range(60)]
     seen = [0, 0, 0, 0]
 

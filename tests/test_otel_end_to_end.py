@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("opentelemetry.distro", reason="opentelemetry-distro is not installed")
-rotel = pytest.importorskip("rotel", reason="rotel, an OTLP collector, is not installed")
+pytest.importorskip("rotel", reason="rotel, an OTLP collector, is not installed")
 
 from tests.otel_process import ROOT, environment
 from tests.otlp_receiver import OtlpReceiver, resource_of, values
@@ -44,7 +44,9 @@ def receiver() -> Iterator[OtlpReceiver]:
 def collector(receiver: OtlpReceiver, tmp_path: Path) -> Iterator[str]:
     """URL of a running collector that passes everything on to `receiver`."""
     http, grpc = free_port(), free_port()
-    agent = Path(rotel.__file__).with_name("rotel-agent")
+    package = find_spec("rotel")
+    assert package is not None and package.origin is not None
+    agent = Path(package.origin).with_name("rotel-agent")
     options = {
         "otlp-http-endpoint": f"127.0.0.1:{http}",
         "otlp-grpc-endpoint": f"127.0.0.1:{grpc}",

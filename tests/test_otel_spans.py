@@ -55,13 +55,14 @@ def test_exhaustion_and_growth_stand_on_the_current_span(
     spans: InMemorySpanExporter, pool: BlockPoolAllocator
 ) -> None:
     """With stream, blocks and owner, in the order in which they happened, the error after them."""
-    with (
-        pytest.raises(BlockPoolExhaustedError),
-        tracer(spans).start_as_current_span("generate") as span,
-    ):
-        pool.allocate("k", 16 * 6, "request-1")
-        pool.allocate("v", 16 * 99, "request-2")
-    assert not span.is_recording()
+
+    def generate() -> None:
+        with tracer(spans).start_as_current_span("generate"):
+            pool.allocate("k", 16 * 6, "request-1")
+            pool.allocate("v", 16 * 99, "request-2")
+
+    with pytest.raises(BlockPoolExhaustedError):
+        generate()
     (ended,) = spans.get_finished_spans()
     by_name = {event.name: dict(event.attributes or {}) for event in ended.events}
     assert by_name[P + "grown"] == {
@@ -190,9 +191,9 @@ def test_a_span_is_collected_as_ever(spans: InMemorySpanExporter, pool: BlockPoo
     """What waits in a span keeps neither it nor its owner alive beyond its end."""
     import weakref
 
-    with tracer(spans).start_as_current_span("gone") as span:
-        with pytest.raises(BlockPoolExhaustedError):
-            pool.allocate("v", 16 * 99, 1)
+    span = tracer(spans).start_span("gone")
+    with trace.use_span(span, end_on_exit=True), pytest.raises(BlockPoolExhaustedError):
+        pool.allocate("v", 16 * 99, 1)
     weakly = weakref.ref(span)
     assert "end" not in vars(span)
     spans.clear()
