@@ -93,15 +93,16 @@ def free_batch(
     """
     refused: list[Block] = []
     freed: dict[Lease, list[Block]] = {}
+    home, size = books._home, books._block_size
+    n_gave = n_closed = 0
+    # The lease of the block before, and what belongs to it; Any, since its list was made a dict.
     lease: Any = None
-    # The lease of the block before, and what belongs to it; Any, since a list was made a dict.
     held: Any = None
+    group: Any = None
     run: Any = None
     stream: Any = None
     tomb: Any = None
-    group: Group | None = None
-    home, size = books._home, books._block_size
-    n_gave = n_closed = 0
+    room = 0
     try:
         for block in batch:
             if block._lease is not lease:
@@ -119,18 +120,31 @@ def free_batch(
                     _index(lease)
                 held, stream, group = lease._blocks, lease._stream, lease._group
                 run = freed.setdefault(lease, [])
+                room = len(held) * size
+            if room == size:
+                n_closed += _free_last(books, block, lease, run)
+                n_gave += 1
+                lease = None
+                continue
             one = (block,)
             fill = block._fill
+            room -= size
+            # A fill that was told in tokens (`add_filled`) may be another than the blocks'.
+            slack = lease._slack + fill - size
+            if slack < 0:
+                slack = 0
+            elif slack > room:
+                slack = room
             # commit
             del held[block]
             if group is not None:
-                del group.order[block]  # type: ignore[union-attr]
+                del group.order[block]
             block._lease = tomb
             run += one
             stream.top += one
+            stream.slack += slack - lease._slack
+            lease._slack = slack
             n_gave += 1
-            lease._slack += fill - size
-            stream.slack += fill - size
             if 0 < fill < size:
                 n_closed += 1
                 lease._partial -= 1
@@ -140,9 +154,8 @@ def free_batch(
         if in_use > peak:
             peak = in_use
         books._counts = (gave + n_gave, born, partial - n_closed, peak, era)
-        if freed:
-            _settle(books, freed)
-            parts = tuple((lease, len(run), run) for lease, run in freed.items())
+        if n_gave:
+            parts = tuple((lease, len(run), run) for lease, run in freed.items() if run)
             books._rare(books._entry(FREE, parts, n_gave, 0))
     return refused
 
@@ -161,44 +174,36 @@ def _index(lease: Lease) -> None:
     lease._blocks = dict.fromkeys(lease._blocks)
 
 
-def _settle(books: Books, leases: Collection[Lease]) -> None:
-    """After single frees: end the leases that became empty, keep the fill of the others in range.
+def _free_last(books: Books, block: Block, lease: Lease, run: list[Block]) -> int:
+    """Free the only block of a lease, end the lease, and its owner if it was the last lease.
 
-    The fill of a lease may be told in tokens (`add_filled`), so no block's share of it is exact.
+    Returns 1 if the block was partly filled.
     """
-    for lease in leases:
-        if lease._at is None:
-            continue
-        most = len(lease._blocks) * books._block_size
-        slack = min(max(lease._slack, 0), most)
-        # commit
-        lease._stream.slack += slack - lease._slack
-        lease._slack = slack
-        if not lease._blocks:
-            _bury(books, lease)
-
-
-def _bury(books: Books, lease: Lease) -> None:
-    """End a lease whose last block was freed singly, and its owner if it was the last lease."""
-    owner, group = lease._owner, lease._group
+    owner, stream, group = lease._owner, lease._stream, lease._group
     heirs = [] if group is None else [kin for kin in group.leases if kin is not lease]
     turn_of = {kin._stream: (kin,) for kin in heirs}
     key = (lease.stream, lease._format)
+    one = (block,)
     # commit
     lease._at = None
     lease._group = None
     lease._blocks = NOTHING
-    if group is not None:
+    run += one
+    stream.top += one
+    stream.slack -= lease._slack
+    if heirs and group is not None:
         group.leases = heirs
         group.turn_of = turn_of
         del group.by_key[key]
-    if heirs:
+        if group.order is not None:
+            del group.order[block]
         books._owners[owner] = heirs[0]
     else:
         del books._owners[owner]
         if owner in books._explicit:
             del books._explicit[owner]
             books._waiting[owner] = None
+    return lease._partial
 
 
 def free_and_count(books: Books, batch: list[Block], owner: Owner | None) -> None:
