@@ -142,8 +142,11 @@ class DirectorySource:
 
     def _keep_looking(self) -> None:
         while not self._closing.wait(self._look_again_s()):
-            with self._lock:
-                self._look()
+            try:
+                with self._lock:
+                    self._look()
+            except Exception:  # the thread outlives whatever a folder may hold
+                _log.exception("looking at %s failed; going on", self.directory)
 
     def _look_again_s(self) -> float:
         with self._lock:
