@@ -76,9 +76,7 @@ def points_of(reader: InMemoryMetricReader) -> Points:
 def drained(reader: InMemoryMetricReader, handle: Any) -> Points:
     """A collection, after the drain of an earlier one has ended."""
     reader.collect()
-    # The drain runs on the feed's one thread, after the reading: a next request waits behind it.
-    handle.feed.reading("test")
-    handle.feed.reading("test")
+    assert handle.feed.settled.wait(20)
     return points_of(reader)
 
 

@@ -22,6 +22,9 @@ MAX_WAIT_S: Final = 1.0
 # A cycle that stopped half way must not lend its reading to a later one.
 MAX_AGE_S: Final = 10.0
 
+# How long a collection is left alone with Python's own lock before `after` is called.
+AFTER_S: Final = 0.05
+
 # otel_skipped: cycles without points, the source not answering in time. otel_source: it raised.
 # otel_row: one metric could not be read. otel_export: an export of our own pipeline failed.
 ERROR_REASONS: Final = ("otel_skipped", "otel_source", "otel_row", "otel_export")
@@ -45,7 +48,7 @@ class Feed:
     Args:
         source: What is read.
         max_wait_s: Longest wait for a reading, in seconds.
-        after: Called on the feed's thread with every reading, once the cycle has it.
+        after: Called on the feed's thread a moment after the last reading that was asked for.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Feed:
         self._served: set[object] = set()
         self._began_s = 0.0
         self._current: Reading | None = None
+        self.settled = threading.Event()  # set when `after` has had the last reading
         self.errors: dict[str, int] = dict.fromkeys(ERROR_REASONS, 0)
 
     @property
@@ -136,15 +140,30 @@ class Feed:
             self._thread.start()
 
     def _serve(self) -> None:
-        while (request := self._requests.get()) is not None:
+        left: Reading | None = None
+        while True:
+            try:
+                request = self._requests.get(timeout=None if left is None else AFTER_S)
+            except queue.Empty:
+                if left is not None:
+                    self._finish(left)
+                left = None
+                continue
+            if request is None:
+                return
+            self.settled.clear()
             try:
                 request.reading = self._source.read()
             except Exception:  # noqa: BLE001 - a source's fault costs its cycle only
                 self.count("otel_source")
             finally:
                 request.done.set()
-            if self._after is not None and request.reading is not None and not self._closed:
-                try:
-                    self._after(request.reading)
-                except Exception:  # noqa: BLE001 - histograms failing leave the rest alone
-                    self.count("otel_row")
+            left = request.reading if self._after is not None else None
+
+    def _finish(self, reading: Reading) -> None:
+        assert self._after is not None
+        try:
+            self._after(reading)
+        except Exception:  # noqa: BLE001 - histograms failing leave the rest alone
+            self.count("otel_row")
+        self.settled.set()
