@@ -50,6 +50,10 @@ class Server(Protocol):
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop."""
 
+    @property
+    def crowded(self) -> bool:
+        """Many requests wait; asked from any thread."""
+
     def opened(self, connection: Connection) -> None:
         """A connection was made."""
 
@@ -180,7 +184,14 @@ class Connection(asyncio.Protocol):
             name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
             headers[name] = f"{headers[name]},{value}" if name in headers else value
         asked = Request(path, query, headers, request.method.decode("latin-1"))
-        self._server.answer(asked, lambda: not (self._lost or self._hung_up), self._respond)
+        self._server.answer(asked, self._wanted, self._respond)
+
+    def _wanted(self) -> bool:
+        """Whether an answer is worth making. Called in the worker's thread.
+
+        Who shut down sending may still be reading; but when many wait, most of those are gone.
+        """
+        return not (self._lost or (self._hung_up and self._server.crowded))
 
     def _refuse(self, response: Response) -> None:
         """Answer what was no request, and close."""

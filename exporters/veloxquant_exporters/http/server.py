@@ -30,6 +30,8 @@ _log = logging.getLogger("veloxquant_exporters.http")
 ALLOWED: Final = ("GET", "HEAD")
 # A handler that takes longer than any scraper waits is stuck: the server is not ready.
 STUCK_S: Final = 30.0
+# Requests that wait, beyond which those of clients that hung up are not answered any more.
+CROWD: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,11 @@ class HttpServer:
         return [n for n in (*listening, *(c.fileno() for c in self._connections)) if n >= 0]
 
     # -- what a connection needs; in the thread of the loop ----------------------------------------
+
+    @property
+    def crowded(self) -> bool:
+        """See `connection.Server`."""
+        return self._worker.n_waiting() > CROWD
 
     def opened(self, connection: Connection) -> None:
         """See `connection.Server`."""

@@ -26,7 +26,7 @@ class Worker:
     """
 
     def __init__(
-        self, name: str, *, max_waiting: int = 64, clock: Callable[[], float] = time.monotonic
+        self, name: str, *, max_waiting: int = 1024, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._max_waiting = max_waiting
         self._clock = clock
@@ -45,6 +45,10 @@ class Worker:
             self._jobs.append(job)
             self._wake.notify()
             return True
+
+    def n_waiting(self) -> int:
+        """Jobs that wait."""
+        return len(self._jobs)
 
     def busy_s(self) -> float:
         """Seconds that the running job has taken so far; 0 without one."""
