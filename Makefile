@@ -4,21 +4,22 @@
 #   MLX=cuda            the MLX backend extra: apple, cpu, cuda or cuda12 (default: by platform)
 #   DEMO_ARGS="..."     options of `vqmon demo`
 #   TEST_ARGS="..."     options of pytest
-#   BENCH_ARGS="..."    options of timeit
+#   BENCH_ARGS="..."    options of pytest for `make bench`, of the tool for the other two
+#   BASE=rev            what `make bench-compare` compares with
 
 BIN := .venv/bin
 export PYTHON MLX
 # A test that hangs is a failure with a traceback, not a run without an end.
 export PYTEST_TIMEOUT ?= 120
 
-BENCH_SETUP := from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig; \
-	pool = BlockPoolAllocator(PoolConfig(n_blocks=32768, separate_kv=False))
+# Runs, tables and pictures of the benchmarks.
+BENCH_OUT := build/bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fmt lint type bench pins wheel clean setup-run setup-dev
+.PHONY: help demo test fmt lint type bench bench-guard bench-compare pins wheel clean setup-run setup-dev
 
 help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: setup-run ## run the demo: a pool under load, watched (DEMO_ARGS="...")
 	@$(BIN)/vqmon demo $(DEMO_ARGS)
@@ -38,10 +39,21 @@ type: setup-dev ## check the types, with mypy and with pyright
 	@$(BIN)/mypy
 	@$(BIN)/pyright
 
-bench: setup-dev ## run the benchmarks (BENCH_ARGS="...")
-	@echo "allocate and free_all of 16,384 blocks:"
-	@$(BIN)/python -m timeit -n 20 -s "$(BENCH_SETUP)" $(BENCH_ARGS) \
-		"pool.allocate('kv', 16 * 16384, 1); pool.free_all(1)"
+bench: setup-dev ## run all benchmark suites, and profile the slowest guarded call (BENCH_ARGS="...")
+	@mkdir -p $(BENCH_OUT)
+	@$(BIN)/python -m pytest -q benchmarks -o "python_files=bench_*.py" -p no:timeout \
+		--benchmark-json=$(BENCH_OUT)/suite.json --benchmark-columns=min,median,iqr,rounds $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks.guard.suite $(BENCH_OUT)/suite.json
+	@test ! -f $(BENCH_OUT)/guard.json || \
+		$(BIN)/python -m benchmarks.guard.flame $(BENCH_OUT)/guard.json --out $(BENCH_OUT)/flame.html
+
+bench-guard: setup-dev ## fail when a call of the allocator grows as it should not (BENCH_ARGS="...")
+	@$(BIN)/python -m benchmarks.guard --out $(BENCH_OUT) $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks.guard.publish $(BENCH_OUT)/guard.json --textfile $(BENCH_OUT)/bench.prom
+
+bench-compare: setup-dev ## compare this commit with another one (BASE=rev BENCH_ARGS="...")
+	@test -n "$(BASE)" || { echo "say what to compare with: make bench-compare BASE=rev" >&2; exit 2; }
+	@$(BIN)/python -m benchmarks.guard.compare commits --base "$(BASE)" --out $(BENCH_OUT) $(BENCH_ARGS)
 
 pins: ## move constraints.txt to the newest releases allowed
 	@scripts/pin

@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.guard import compare, flame, publish
+from benchmarks.guard import compare, flame, publish, suite
 from benchmarks.guard.compare import main as compared
 from benchmarks.guard.publish import main as published
 from benchmarks.guard.ratios import paired
@@ -350,3 +351,71 @@ def test_G03_unit_tests_need_no_benchmark_plugin() -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- the suites ---------------------------------------------------------------------------------
+
+
+def bench(tmp_path: Path, *options: str, file: str = "bench_snapshots.py") -> Any:
+    """Run one suite in a process of its own."""
+    pytest.importorskip("pytest_benchmark", reason="the suites are of the group 'bench'")
+    out = tmp_path / "suite.json"
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"benchmarks/{file}",
+         "-o", "python_files=bench_*.py", f"--benchmark-json={out}", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+
+
+def test_G09_G12_a_suite_says_what_a_round_was(tmp_path: Path) -> None:
+    """The table, then calls a round; rounds are given, so that nothing is calibrated for a second."""
+    done = bench(tmp_path, "-k", "test_take")
+    assert done.returncode == 0, done.stdout
+    assert "what a round was" in done.stdout
+    assert "calls a round (minimum of 30)" in done.stdout
+    found = json.loads((tmp_path / "suite.json").read_text("utf-8"))
+    assert {one["stats"]["rounds"] for one in found["benchmarks"]} == {30}
+    assert {one["stats"]["iterations"] for one in found["benchmarks"]} == {1}
+    assert "node" not in found["machine_info"]
+    assert suite.main([str(tmp_path / "suite.json")]) == 1
+
+
+def test_a_disabled_suite_is_refused(tmp_path: Path) -> None:
+    """Benchmarks that are run without being measured are a usage error, not green."""
+    done = bench(tmp_path, "--benchmark-disable")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "without measuring" in done.stderr
+
+
+def test_a_missing_benchmark_of_a_suite_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Renamed, without samples, or gone: each is named; a whole run passes."""
+    expected = tomllib.loads(suite.EXPECTED.read_text("utf-8"))["expected"]
+
+    def run(change: str = "") -> int:
+        benchmarks: list[dict[str, Any]] = [
+            {"fullname": f"benchmarks/{file}::{name}[x]", "stats": {"rounds": 3}}
+            for file, names in expected.items()
+            for name in names
+        ]
+        if change == "rename":
+            benchmarks[0]["fullname"] += "_new"
+            benchmarks[0]["fullname"] = benchmarks[0]["fullname"].replace("[x]", "")
+        if change == "empty":
+            benchmarks[0]["stats"] = {"rounds": 0}
+        if change == "drop":
+            del benchmarks[0]
+        return suite.main([stored(tmp_path, "suite.json", {"benchmarks": benchmarks})])
+
+    assert run() == 0
+    first = next(iter(expected.values()))[0]
+    for change in ("rename", "empty", "drop"):
+        assert run(change) == 1
+        assert first in capsys.readouterr().err
+    assert suite.main([stored(tmp_path, "guard.json", run_of(1.0))]) == 2
+    files = {path.name for path in (ROOT / "benchmarks").glob("bench_*.py")}
+    assert set(expected) <= files
