@@ -37,15 +37,15 @@ class OtlpReceiver:
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
                 status = reply()
+                if status == 200:
+                    receiver.keep(self.path, body)  # before the client may go on
                 try:
                     self.send_response(status)
                     self.send_header("Content-Type", "application/x-protobuf")
                     self.send_header("Content-Length", "0")
                     self.end_headers()
                 except OSError:
-                    return  # the client gave up waiting
-                if status == 200:
-                    receiver.keep(self.path, body)
+                    pass  # the client gave up waiting
 
             def log_message(self, *_: Any) -> None:
                 """Quiet."""
