@@ -27,7 +27,8 @@ def _instrument_if_asked() -> None:
         from veloxquant_mlx.telemetry import instrument_all
 
         instrument_all()
-    except Exception:  # noqa: BLE001 - serving must not fail for want of telemetry
+    except Exception:
+        # Serving must not fail for want of telemetry.
         import logging
 
         logging.getLogger("veloxquant_mlx.telemetry").exception("pools are not instrumented")

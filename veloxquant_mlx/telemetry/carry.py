@@ -49,15 +49,18 @@ _STREAM_GAUGES: Final = ("managed", "free", "slots_used", "slots_held")
 
 
 def carry(now: PoolSnapshot, before: PoolSnapshot) -> PoolSnapshot:
-    """`now` with the counters that an earlier pool of the name had come to.
+    """`now` with the counters that earlier pools of the name had come to.
 
-    Counters of a name never step down, whatever becomes of its pools.
+    Counters of a name never step down, whatever becomes of its pools. `initial_blocks` becomes what
+    the name would have begun with, so that the blocks managed still add up.
     """
     streams = {
         name: _plus_stream(stream, before.streams.get(name), _STREAM_COUNTERS)
         for name, stream in now.streams.items()
     }
-    return replace(now, streams=streams, **_sums(now, before, _COUNTERS))
+    sums = _sums(now, before, _COUNTERS)
+    initial = now.n_blocks - sums["n_grown"] + sums["n_retired"]
+    return replace(now, streams=streams, initial_blocks=initial, **sums)
 
 
 def merge(name: str, pools: list[PoolSnapshot]) -> PoolSnapshot:
@@ -76,9 +79,7 @@ def merge(name: str, pools: list[PoolSnapshot]) -> PoolSnapshot:
 def _plus_pool(total: PoolSnapshot, pool: PoolSnapshot) -> PoolSnapshot:
     streams = dict(total.streams)
     for name, stream in pool.streams.items():
-        streams[name] = _plus_stream(
-            stream, streams.get(name), _STREAM_COUNTERS + _STREAM_GAUGES
-        )
+        streams[name] = _plus_stream(stream, streams.get(name), _STREAM_COUNTERS + _STREAM_GAUGES)
     limit = total.blocks_limit + pool.blocks_limit
     newest = [x for x in (total.last_exhaustion, pool.last_exhaustion) if x is not None]
     return replace(

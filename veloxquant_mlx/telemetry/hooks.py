@@ -74,6 +74,7 @@ class Hooks:
         self._n_grown = pool._counts[4].n_grown
         self._took: dict[str, Slot] = {}
         self._slots: list[Slot] = []
+        self._hooked: list[tuple[Callable[[Entry], None], Callable[[Entry], None]]] = []
         self._rare = {code: RareSlot(name) for code, name in OPERATION_NAMES.items()}
         self._rare_allocates = {stream.name: 0 for stream in pool._streams}
         self._real_lock: Any = pool._lock
@@ -84,6 +85,7 @@ class Hooks:
         self._left_stamps = 0
         self._wait_due = False
         self._waits_ns: list[int] = []
+        self._last_wait_ns: list[int] = []
         self._waits_weighed = 0
         self._samples: list[Sample] = []
         self.spent_ns = 0  # in samples; what the plain calls cost is estimated by the reader
@@ -91,22 +93,27 @@ class Hooks:
     # -- on and off -----------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Swap the slots; the pool's lock is held."""
+        """Swap the slots; the pool's lock is held. Counts go on where they were."""
         pool = self._pool()
         if pool is None:
             return
-        errors = self._meters.errors
-        self._slots = list(self._rare.values())
-        for stream in pool._streams:
-            log = pool._journal.append
-            took, took_slot = make_hook("allocate", log, self._fire, self._tally_took, errors)
-            gave, gave_slot = make_hook("free_all", log, self._fire, self._tally_gave, errors)
-            self._took[stream.name] = took_slot
-            self._slots += (took_slot, gave_slot)
+        if not self._hooked:
+            self._make_hooks(pool)
+        for stream, (took, gave) in zip(pool._streams, self._hooked, strict=True):
             stream.took, stream.gave = took, gave
         pool._rare = self._make_rare(pool._journal.append)
         pool._timed = self._on_bulk
         self._arm(pool, None, PATIENCE)
+
+    def _make_hooks(self, pool: BlockPoolAllocator) -> None:
+        errors, log = self._meters.errors, pool._journal.append
+        self._slots = list(self._rare.values())
+        for stream in pool._streams:
+            took, took_slot = make_hook("allocate", log, self._fire, self._tally_took, errors)
+            gave, gave_slot = make_hook("free_all", log, self._fire, self._tally_gave, errors)
+            self._took[stream.name] = took_slot
+            self._slots += (took_slot, gave_slot)
+            self._hooked.append((took, gave))
 
     def remove(self) -> None:
         """Put back what `install` swapped; the pool's lock is held."""
@@ -153,16 +160,20 @@ class Hooks:
         for sample in samples:
             observe_call(self._meters, sample, sample.slot.pending(sample.calls))
             observe_releases(self._meters, sample)
-        waits, total = self._waits_ns, self.n_calls()
-        if waits:
-            each, more = divmod(total - self._waits_weighed, len(waits))
-            self._waits_ns, self._waits_weighed = waits[-1:], total
-            for n, wait_ns in enumerate(waits):
-                self._meters.lock_wait.observe(wait_ns, each + (n < more))
+        self._digest_waits()
         self._meters.settle_idle(self._clock())
 
+    def _digest_waits(self) -> None:
+        """The waits seen since stand for the calls since, to equal parts; or the last one does."""
+        waits, total = self._waits_ns or self._last_wait_ns, self.n_calls()
+        if waits:
+            each, more = divmod(total - self._waits_weighed, len(waits))
+            self._waits_ns, self._last_wait_ns, self._waits_weighed = [], waits[-1:], total
+            for n, wait_ns in enumerate(waits):
+                self._meters.lock_wait.observe(wait_ns, each + (n < more))
+
     def let_go(self) -> None:
-        """Observe what was sampled and drop what refers to blocks: the pool is gone, or left alone."""
+        """Observe what was sampled, and drop what refers to blocks."""
         try:
             self.settle()
         except Exception:  # noqa: BLE001 - may run while the pool is being collected
@@ -170,6 +181,11 @@ class Hooks:
         self._samples = []
         for slot in self._slots:
             slot.last = None
+
+    def end(self) -> None:
+        """The pool is gone: let go of its journal as well."""
+        self.let_go()
+        self._hooked = []
 
     # -- calls off the one-lease path -----------------------------------------------------------
 
@@ -370,6 +386,8 @@ class Hooks:
             if self._wait_due:
                 self._wait_due = False
                 self._waits_ns.append(had_ns - asked_ns)
+                if len(self._waits_ns) >= 4 * DIGESTED:
+                    self._digest_waits()
             self._left_stamps -= 1
             if self._left_stamps <= 0:
                 self._give_up(had_ns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from veloxquant_mlx.telemetry.calibration import hook_cost_ns
@@ -71,7 +72,7 @@ class Probe:
         def note(_: object) -> None:
             if journal:
                 end.append(journal[-1][5:7])
-            hooks.let_go()
+            hooks.end()
             meters.let_go()
             elders.let_go()
 
@@ -92,22 +93,22 @@ class Probe:
                     self._hooks.install()
                     self._installed = True
 
-    def remove(self) -> PoolSnapshot | None:
-        """Take the hooks out; what was counted until then, or None if they were out already."""
+    def remove(self) -> bool:
+        """Take the hooks out; False if they were out already."""
         pool = self._pool()
         if pool is None:
-            return self.final()
+            return False
         with pool._lock:
             if not self._installed:
-                return None
+                return False
             pool._settle()
-            last = self._copy(pool, NO_BYTES)
+            self._last = self._copy(pool, NO_BYTES)
             self._hooks.remove()
             self._installed = False
             self._hooks.let_go()
             self._meters.let_go()
             self._elders.let_go()
-        return last
+        return True
 
     def add_storage(self, storage: Any) -> None:
         """Count the bytes of `storage` with the pool; held weakly."""
@@ -172,15 +173,17 @@ class Probe:
         return snapshot
 
     def final(self) -> PoolSnapshot | None:
-        """The counters that the pool had come to when it was collected; None while it lives."""
-        if self._pool() is not None:
-            return None
-        taken, counts = self._end[-1] if self._end else (0, None)
-        if self._last is not None and (counts is None or taken < self._last.n_allocations):
-            return self._last
-        if counts is None:
-            return None
-        return self._build(0, taken, counts, (), 0, NO_BYTES)
+        """The counters that the pool had come to when it was last watched, its blocks given back.
+
+        What a pool still held when it ended can be given back by nobody any more. Counted as freed,
+        blocks allocated less blocks freed go on being the blocks in use, whoever has the name next.
+        """
+        last = self._last
+        if self._installed and self._end:
+            taken, counts = self._end[-1]
+            if last is None or taken >= last.n_allocations:
+                last = self._build(0, taken, counts, (), 0, NO_BYTES)
+        return None if last is None else replace(last, n_frees=last.n_allocations)
 
     def _locked_snapshot(
         self, pool: BlockPoolAllocator, storage: StorageBytes

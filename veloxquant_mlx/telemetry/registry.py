@@ -49,13 +49,23 @@ MAX_POOLS: Final = 64
 # Names whose counts are remembered after their pool is gone; of more, the oldest are forgotten.
 MAX_REMEMBERED: Final = 1024
 MAX_NAME_CHARS: Final = 128
+# Milliseconds before a name that is taken is refused.
+WAITS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What is watched; never changed. `before` is by label, the longest ago first."""
+    """What is watched; never changed.
+
+    Attributes:
+        probes: By name.
+        parked: Probes of pools that live and are watched no more, by name: a pool that is watched
+            again under its name goes on with its own counts.
+        before: What earlier pools had counted, by label, the longest ago first.
+    """
 
     probes: dict[str, Probe] = field(default_factory=dict)
+    parked: dict[str, Probe] = field(default_factory=dict)
     before: dict[str, PoolSnapshot] = field(default_factory=dict)
 
     def probe_of(self, pool: BlockPoolAllocator) -> Probe | None:
@@ -68,18 +78,23 @@ class _Table:
         return name if n_apart < MAX_POOLS else OTHER
 
     def with_probe(self, probe: Probe) -> _Table:
-        return replace(self, probes={**self.probes, probe.name: probe})
+        parked = {name: kept for name, kept in self.parked.items() if kept is not probe}
+        return replace(self, probes={**self.probes, probe.name: probe}, parked=parked)
 
-    def without(self, probe: Probe, last: PoolSnapshot | None) -> _Table:
+    def parking(self, probe: Probe) -> _Table:
         probes = {name: kept for name, kept in self.probes.items() if kept is not probe}
-        if last is None:
-            return replace(self, probes=probes)
-        before = dict(self.before)
-        earlier = before.pop(probe.label, None)
-        before[probe.label] = last if earlier is None else carry(last, earlier)
+        return replace(self, probes=probes, parked={**self.parked, probe.name: probe})
+
+    def without(self, probe: Probe) -> _Table:
+        probes = {name: kept for name, kept in self.probes.items() if kept is not probe}
+        parked = {name: kept for name, kept in self.parked.items() if kept is not probe}
+        last, before = probe.final(), dict(self.before)
+        if last is not None:
+            earlier = before.pop(probe.label, None)
+            before[probe.label] = last if earlier is None else carry(last, earlier)
         while len(before) > MAX_REMEMBERED:
             del before[next(name for name in before if name != OTHER)]
-        return _Table(probes, before)
+        return _Table(probes, parked, before)
 
 
 class Registry:
@@ -96,14 +111,19 @@ class Registry:
 
     def add(self, pool: BlockPoolAllocator, name: str | None, storage: Any) -> Probe:
         """See `instrument`."""
-        self._sweep()
+        self._await_end_of(pool, name)
         while True:
             table = self._table
             probe = table.probe_of(pool)
             if probe is None:
                 chosen = _free_name(table) if name is None else _check_name(table, name)
-                probe = Probe(pool, chosen, table.label_for(chosen), numbered=name is None)
+                parked = table.parked.get(chosen)
+                if parked is not None and parked.pool is not pool:
+                    self._forget(parked)
+                    continue
+                probe = parked or Probe(pool, chosen, table.label_for(chosen))
                 if self._swap(table, table.with_probe(probe)):
+                    probe.numbered = name is None
                     break
             elif name is None or name == probe.name:
                 break
@@ -125,11 +145,17 @@ class Registry:
     def remove(self, pool: BlockPoolAllocator) -> None:
         """See `uninstrument`."""
         probe = self._table.probe_of(pool)
-        if probe is not None:
-            last = probe.remove()
-            # Of two threads that remove one pool, one took the hooks out and has the counts.
-            if last is not None:
-                self._forget(probe, last)
+        # Of two threads that remove one pool, one takes the hooks out.
+        if probe is None or not probe.remove():
+            return
+        # The sum of the pools beyond those told apart must not fall while one of them is parked.
+        if probe.label == OTHER or len(self._table.parked) >= MAX_REMEMBERED:
+            self._forget(probe)
+            return
+        while True:
+            table = self._table
+            if self._swap(table, table.parking(probe)):
+                return
 
     def collect(self) -> ProcessSnapshot:
         """This process now. A pool whose snapshot fails is left out and counted."""
@@ -190,18 +216,31 @@ class Registry:
             self._n_pools_merged += merged
             return True
 
+    def _await_end_of(self, pool: BlockPoolAllocator, name: object) -> None:
+        """Give a pool of that name which the program dropped the time to go.
+
+        A scrape in another thread keeps it alive for as long as it reads it.
+        """
+        for _ in range(WAITS):
+            self._sweep()
+            other = self._table.probes.get(name) if isinstance(name, str) else None
+            if other is None or other.pool is pool:
+                return
+            time.sleep(0.001)
+
     def _sweep(self) -> None:
         """Forget pools that were collected."""
-        for probe in self._table.probes.values():
+        table = self._table
+        for probe in (*table.probes.values(), *table.parked.values()):
             if probe.pool is None:
-                self._forget(probe, probe.final())
+                self._forget(probe)
 
-    def _forget(self, probe: Probe, last: PoolSnapshot | None) -> None:
+    def _forget(self, probe: Probe) -> None:
         while True:
             table = self._table
-            if table.probes.get(probe.name) is not probe:
+            if probe not in (table.probes.get(probe.name), table.parked.get(probe.name)):
                 return
-            if self._swap(table, table.without(probe, last)):
+            if self._swap(table, table.without(probe)):
                 break
         overhead_s, errors = probe.overhead_s(), probe.errors()
         n_dropped = probe.n_idle_samples_dropped()
@@ -210,6 +249,10 @@ class Registry:
             self._n_idle_samples_dropped += n_dropped
             for reason, n in errors.items():
                 self._errors[reason] += n
+
+    def _all_probes(self) -> tuple[Probe, ...]:
+        table = self._table
+        return (*table.probes.values(), *table.parked.values())
 
     def _check(self, probe: Probe) -> None:
         try:
@@ -230,20 +273,20 @@ class Registry:
 
     def _all_errors(self) -> dict[str, int]:
         errors = dict(self._errors)
-        for probe in self._table.probes.values():
+        for probe in self._all_probes():
             for reason, n in probe.errors().items():
                 errors[reason] += n
         return errors
 
     def _all_dropped(self) -> dict[str, int]:
-        live = sum(probe.n_idle_samples_dropped() for probe in self._table.probes.values())
+        live = sum(probe.n_idle_samples_dropped() for probe in self._all_probes())
         return {
             "pools_merged": self._n_pools_merged,
             "idle_samples": self._n_idle_samples_dropped + live,
         }
 
     def _overhead_s(self) -> float:
-        return self._gone_overhead_s + sum(p.overhead_s() for p in self._table.probes.values())
+        return self._gone_overhead_s + sum(probe.overhead_s() for probe in self._all_probes())
 
     def _after_fork(self) -> None:
         """In the child: a thread that was inside `_swap` does not exist here; tables are whole."""
@@ -280,9 +323,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_registry._after_fork)
 
 
-def instrument(
-    pool: BlockPoolAllocator, *, name: str | None = None, storage: Any = None
-) -> Probe:
+def instrument(pool: BlockPoolAllocator, *, name: str | None = None, storage: Any = None) -> Probe:
     """Watch `pool` from now on; its series appear in every exporter of this process.
 
     Args:

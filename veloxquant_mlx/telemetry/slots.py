@@ -17,6 +17,7 @@ __all__ = ["MAX_STRIDE", "HookSlot", "RareSlot", "Slot", "make_hook"]
 # Calls a sample at most, jittered by half: a fixed stride that shares a factor with layers x (k, v)
 # would time the same call of each round.
 MAX_STRIDE: Final = 2039
+RETRY: Final = 16
 # Fifty samples a second and slot are what strides aim at, so that a quiet pool is seen as well as a busy one.
 # A sample takes some 5 us when its code is in the processor's cache, and five times that otherwise.
 NS_A_SAMPLE: Final = 1_000_000_000 // 50
@@ -150,9 +151,9 @@ def make_hook(
             # By identity: what is fp16 and fails it is recognised by `tally`.
             if not left or entry[2]._format is not fp16:  # type: ignore[union-attr]
                 if not left:
-                    # For a `fire` that a Ctrl-C keeps from scheduling the next.
+                    # Until `fire` schedules the next, which a Ctrl-C may keep it from.
                     before += period
-                    left = period = MAX_STRIDE
+                    left = period = RETRY
                     fire(slot, entry)
                 if entry[2]._format is not fp16:  # type: ignore[union-attr]
                     tally(entry)
