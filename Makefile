@@ -4,7 +4,7 @@
 #   MLX=cuda            the MLX backend extra: apple, cpu, cuda or cuda12 (default: by platform)
 #   DEMO_ARGS="..."     options of `vqmon demo`
 #   TEST_ARGS="..."     options of pytest
-#   BENCH_ARGS="..."    options of pytest for `make bench`, of the tool for the other two
+#   BENCH_ARGS="..."    options of pytest for `make bench`, of the tool for the others
 #   BASE=rev            what `make bench-compare` compares with
 
 BIN := .venv/bin
@@ -16,7 +16,7 @@ export PYTEST_TIMEOUT ?= 120
 BENCH_OUT := build/bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fmt lint type bench bench-guard bench-compare pins wheel clean setup-run setup-dev
+.PHONY: help demo test fmt lint type bench bench-guard bench-compare bench-peer pins wheel clean setup-run setup-dev
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,9 @@ bench-guard: setup-dev ## fail when a call of the allocator grows as it should n
 bench-compare: setup-dev ## compare this commit with another one (BASE=rev BENCH_ARGS="...")
 	@test -n "$(BASE)" || { echo "say what to compare with: make bench-compare BASE=rev" >&2; exit 2; }
 	@$(BIN)/python -m benchmarks.guard.compare commits --base "$(BASE)" --out $(BENCH_OUT) $(BENCH_ARGS)
+
+bench-peer: setup-dev ## compare the allocator with the package of the same API (BENCH_ARGS="...")
+	@$(BIN)/python benchmarks/against_peer.py --plot $(BENCH_OUT)/against_peer $(BENCH_ARGS)
 
 pins: ## move constraints.txt to the newest releases allowed
 	@scripts/pin

@@ -4,7 +4,7 @@ Both packages are imported as `veloxquant_mlx`, so the peer gets a virtual envir
 once in a cache folder. The same work (`allocator_work.py`) runs in both environments by turns, and the
 median of the ratios is held against the targets.
 
-    python benchmarks/against_peer.py [--pairs 3] [--check] [--plot build/against_peer] [--json FILE]
+    python benchmarks/against_peer.py [--pairs 3] [--check] [--plot build/bench/against_peer] [--json FILE]
 
 Exit status: 0, or with `--check` 1 if a target is missed; 2 if there is nothing to compare.
 """
@@ -259,7 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=3, help="pairs of runs (default: 3)")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
-    parser.add_argument("--plot", type=Path, default=HERE.parent / "build" / "against_peer")
+    parser.add_argument(
+        "--plot", type=Path, default=HERE.parent / "build" / "bench" / "against_peer"
+    )
     parser.add_argument("--json", type=Path, help="write the times of every run there")
     default_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parser.add_argument("--cache", type=Path, default=default_cache / "veloxquant-peer")
