@@ -19,6 +19,8 @@ from typing import Any, Self, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from veloxquant_exporters.sidecar import DirectorySource
+from veloxquant_exporters.sidecar.serve import Settings, start_sidecar_server
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.telemetry import instrument, take_snapshot, uninstrument
 from veloxquant_mlx.telemetry.identity import ProcessIdentity, own_namespace
@@ -85,6 +87,8 @@ def put(directory: Path, file: SnapshotFile, name: str | None = None) -> Path:
 
 WORKER = """
 import os, signal, sys, threading
+from veloxquant_exporters.sidecar import DirectorySource
+from veloxquant_exporters.sidecar.serve import Settings, start_sidecar_server
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.telemetry import instrument, publish, stop_publishing, take_snapshot
 pool = BlockPoolAllocator(PoolConfig(n_blocks=4096, separate_kv=False))
@@ -187,11 +191,64 @@ class Worker:
         assert self.process.wait(DEADLINE_S) == 0
 
 
-# Becomes another user only after all is imported, which that user may not be allowed to read.
+class Served:
+    """A sidecar that can be asked over HTTP."""
+
+    port: int
+
+    def get(self, path: str = "/metrics") -> tuple[int, str]:
+        """Status and body of a request."""
+        return get(self.port, path)
+
+    def page(self) -> Page:
+        """The metrics now."""
+        status, body = self.get()
+        assert status == 200, body
+        return Page(body)
+
+    def page_where(self, condition: Callable[[Page], bool], what: str) -> Page:
+        """The first page for which ``condition`` is true."""
+        pages: list[Page] = []
+
+        def seen() -> bool:
+            pages.append(self.page())
+            return condition(pages[-1])
+
+        wait_for(seen, what)
+        return pages[-1]
+
+
+class LocalSidecar(Served):
+    """The sidecar's parts in this process: folder and HTTP server, without the command.
+
+    Args:
+        directory: What it serves.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._source = DirectorySource(directory)
+        self._server = start_sidecar_server(self._source, Settings(directory="", port=0))
+        self._source.start()
+        self.port = self._server.port
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop()
+        self._source.close()
+
+
+# Becomes another user only after all is imported, which that user may not be allowed to read: so it
+# has served a page before.
 AS_USER = """
-import os, sys
-import veloxquant_exporters.cli.serve, veloxquant_exporters.sidecar.serve
+import os, sys, urllib.request
+import veloxquant_exporters.cli.serve
 from veloxquant_exporters.cli import main
+from veloxquant_exporters.sidecar import DirectorySource
+from veloxquant_exporters.sidecar.serve import Settings, start_sidecar_server
+with start_sidecar_server(DirectorySource("nowhere"), Settings(directory="", port=0)) as server:
+    urllib.request.urlopen(server.url + "/metrics").read()
 os.setgroups([])
 os.setgid(int(sys.argv[1]))
 os.setuid(int(sys.argv[2]))
@@ -199,7 +256,7 @@ main(sys.argv[3:])
 """
 
 
-class Sidecar:
+class Sidecar(Served):
     """A real `vqmon serve`.
 
     Args:
@@ -247,20 +304,13 @@ class Sidecar:
         self.process.stderr.close()
         return code
 
-    def get(self, path: str = "/metrics") -> tuple[int, str]:
-        """Status and body of a request."""
-        return get(self.port, path)
-
-    def page(self) -> Page:
-        """The metrics now."""
-        status, body = self.get()
-        assert status == 200, body
-        return Page(body)
-
     def _read_log(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self.log.append(json.loads(line))
+            try:
+                self.log.append(json.loads(line))
+            except ValueError:  # what no log wrote, e.g. a traceback
+                self.log.append({"level": "none", "message": line})
 
     def _served_port(self) -> int:
         assert self.process.poll() is None, self.log
@@ -336,11 +386,13 @@ class Client:
     Args:
         port: Of the sidecar.
         may_fail: Whether the sidecar may be away at times.
+        successors: Whether a name may go from one process to another, which begins at 0.
     """
 
-    def __init__(self, port: int, *, may_fail: bool = False) -> None:
+    def __init__(self, port: int, *, may_fail: bool = False, successors: bool = False) -> None:
         self._port = port
         self._may_fail = may_fail
+        self._successors = successors
         self._stopping = threading.Event()
         self.n_pages = 0
         self.ups: set[tuple[str, float]] = set()
@@ -386,7 +438,7 @@ class Client:
             self.faults.append(f"a bad page: {error!r}")
             return
         for key, value in page.totals().items():
-            if value < highest.get(key, 0.0):
+            if value < highest.get(key, 0.0) and not self._successors:
                 self.faults.append(f"stepped down from {highest[key]} to {value}: {key}")
             highest[key] = value
         for (name, labels), value in page.samples.items():

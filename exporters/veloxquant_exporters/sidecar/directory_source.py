@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 import threading
@@ -26,8 +25,6 @@ from veloxquant_mlx.telemetry.process import ProcessSnapshot
 from veloxquant_mlx.telemetry.snapshot_json import FILE_SUFFIX
 
 __all__ = ["ERRORS", "DirectorySource"]
-
-_log = logging.getLogger("veloxquant_exporters.sidecar")
 
 # What the source counts: files by why they could not be read, and faults of its own.
 ERRORS: Final = (*READ_ERRORS, "directory", "clash", "cleanup", "busy")
@@ -145,8 +142,8 @@ class DirectorySource:
             try:
                 with self._lock:
                     self._look()
-            except Exception:  # the thread outlives whatever a folder may hold
-                _log.exception("looking at %s failed; going on", self.directory)
+            except Exception as error:  # noqa: BLE001 - the thread outlives whatever a folder holds
+                self._faults.count("io", self.directory, repr(error))
 
     def _look_again_s(self) -> float:
         with self._lock:
