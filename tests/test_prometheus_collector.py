@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -511,6 +512,13 @@ SERIES_A_POOL = 264
 SERIES_A_PROCESS = 32
 
 
+def test_C14_the_budget_is_documented() -> None:
+    """What users size their Prometheus by is what is tested."""
+    text = (Path(__file__).parent.parent / "docs" / "prometheus.md").read_text("utf-8")
+    assert f"up to {SERIES_A_POOL} series a pool" in text
+    assert f"up to {SERIES_A_PROCESS} for" in text
+
+
 @BOTH
 def test_C14_a_pool_stays_within_its_series(offer: Offer) -> None:
     """Counted in both formats, which agree: no `_created` doubles a counter in either."""
@@ -540,31 +548,51 @@ def test_C12_200_pools_are_64_and_the_rest() -> None:
     assert len(pools) == 200
 
 
+class Scanning(LiveSource):
+    """What must not be: it looks at each owner of a pool."""
+
+    def __init__(self, pool: BlockPoolAllocator) -> None:
+        self._pool = pool
+
+    def read(self) -> Reading:
+        """The same, more slowly."""
+        for owner in list(self._pool._owners):
+            self._pool.blocks_for(owner)
+        return super().read()
+
+
+def calls_for(n: int, source: Callable[[BlockPoolAllocator], LiveSource]) -> int:
+    """Python and C calls that one collection makes, with a pool of 2 n blocks and n owners."""
+    pool = watched_pool(f"of {n}", n_blocks=2 * n)
+    for owner in range(n):
+        pool.allocate("k", 16, owner)
+    registry = collecting(source(pool))
+    page_of(registry)  # what is done once is done, the self-check among it
+    calls = 0
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        list(registry.collect())
+    finally:
+        sys.setprofile(None)
+    uninstrument(pool)
+    return calls
+
+
 def test_C12_a_scrape_does_the_same_work_for_any_number_of_blocks_and_owners() -> None:
-    """Counted in calls, not timed: a page of a thousand blocks and owners costs what one of ten does."""
-
-    def calls_for(n: int) -> int:
-        pool = watched_pool(f"of {n}", n_blocks=2 * n)
-        for owner in range(n):
-            pool.allocate("k", 16, owner)
-        registry = collecting()
-        page_of(registry)  # what is done once is done, the self-check among it
-        calls = 0
-
-        def count(frame: Any, event: str, arg: Any) -> None:
-            nonlocal calls
-            calls += event in {"call", "c_call"}
-
-        sys.setprofile(count)
-        try:
-            list(registry.collect())
-        finally:
-            sys.setprofile(None)
-        uninstrument(pool)
-        return calls
-
-    few, many = calls_for(10), calls_for(3_000)
+    """Counted in calls, not timed: thousands of blocks and owners cost what ten do."""
+    few, many = (calls_for(n, lambda _: LiveSource()) for n in (10, 3_000))
     assert abs(few - many) < 30 < few
+
+
+def test_C12_the_count_of_calls_sees_a_scan() -> None:
+    """The check above has teeth: one look at each owner shows."""
+    few, many = (calls_for(n, Scanning) for n in (10, 3_000))
+    assert many > few + 2_000
 
 
 # -- texts ---------------------------------------------------------------------------------------
@@ -649,6 +677,18 @@ def test_the_exemplar_names_the_trace() -> None:
     (line,) = (line for line in text.splitlines() if line.startswith(P + "exhausted_total{"))
     assert f'trace_id="{trace_id}"' in line
     families_of(text, OPENMETRICS.content_type)  # its parser refuses more than 128 characters
+
+
+def test_the_parser_refuses_an_exemplar_that_is_too_long() -> None:
+    """The bound that the tests above rely on is kept by somebody."""
+    line = 'a_total 1.0 # {owner="%s"} 1.0\n'
+    for n, fits in ((MAX_CHARS - len("owner"), True), (MAX_CHARS, False)):
+        page = f"# TYPE a counter\n{line % ('o' * n)}# EOF\n"
+        if fits:
+            assert families_of(page, OPENMETRICS.content_type)
+        else:
+            with pytest.raises(ValueError, match="too long"):
+                families_of(page, OPENMETRICS.content_type)
 
 
 def test_no_exemplars_of_several_processes() -> None:

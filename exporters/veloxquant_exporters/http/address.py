@@ -137,7 +137,7 @@ def _holder(port: int) -> str:
         import psutil
 
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,):
                 if connection.pid == os.getpid():
                     return " by this process itself"
                 if connection.pid:

@@ -45,14 +45,17 @@ class Server(Protocol):
     @property
     def limits(self) -> Limits:
         """What clients may take."""
+        raise NotImplementedError
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop."""
+        raise NotImplementedError
 
     @property
     def crowded(self) -> bool:
         """Many requests wait; asked from any thread."""
+        raise NotImplementedError
 
     def opened(self, connection: Connection) -> None:
         """A connection was made."""
