@@ -235,8 +235,8 @@ pipeline.close()
         ("", ""),
         ("pipeline._reader._changed.acquire()", "pipeline._reader._changed.release()"),
         (
-            "pipeline._instrumentation.feed._lock.acquire()",
-            "pipeline._instrumentation.feed._lock.release()",
+            "pipeline._feed._lock.acquire()",
+            "pipeline._feed._lock.release()",
         ),
         (
             "pipeline.provider._measurement_consumer._lock.acquire()",

@@ -14,7 +14,7 @@ from typing import Final
 from opentelemetry.metrics import Histogram, Meter
 
 from veloxquant_exporters.opentelemetry.naming import HISTOGRAMS, Style
-from veloxquant_exporters.opentelemetry.points import Series, points
+from veloxquant_exporters.opentelemetry.points import Remembered, points
 from veloxquant_exporters.sources import Reading
 from veloxquant_mlx.telemetry.histogram import HistogramSnapshot
 
@@ -40,7 +40,7 @@ class Drain:
         self.n_dropped = 0
         self._meter = meter
         self._histograms: dict[str, Histogram] = {}
-        self._seen: dict[tuple[str, Series], HistogramSnapshot] = {}
+        self._seen: Remembered[HistogramSnapshot] = Remembered()
 
     def drain(self, reading: Reading) -> None:
         """Record what is new in `reading`."""
@@ -61,8 +61,7 @@ class Drain:
         for row in HISTOGRAMS:
             for series, attributes, value in points(row, reading, self.style):
                 assert isinstance(value, HistogramSnapshot)
-                key = (row.name, series)
-                before, self._seen[key] = self._seen.get(key), value
+                before = self._seen.swap(row, series, value)
                 if row.name not in self._histograms:
                     self._histograms[row.name] = self._meter.create_histogram(
                         row.otel or row.name,

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from veloxquant_exporters.opentelemetry.feed import Feed
-from veloxquant_exporters.opentelemetry.naming import OBSERVABLES, Style, attributes_of
-from veloxquant_exporters.opentelemetry.points import Series, points
+from veloxquant_exporters.opentelemetry.naming import OBSERVABLES, Style
+from veloxquant_exporters.opentelemetry.points import Remembered, Series, own_points, points
 from veloxquant_exporters.sources import Reading
 from veloxquant_mlx.telemetry.catalogue import Metric
 from veloxquant_mlx.telemetry.histogram import HistogramSnapshot
 
 __all__ = ["Instruments"]
-
-_ERRORS: Final = "veloxquant.exporter.collect_errors"
-_DROPPED: Final = "veloxquant.exporter.dropped_events"
-# Series whose highest value is remembered.
-MAX_FLOORS: Final = 20_000
 
 
 class Instruments:
@@ -38,7 +32,7 @@ class Instruments:
         self.feed: Feed | None = None
         self.style: Style = "semantic"
         self.dropped: Callable[[], dict[str, int]] = dict
-        self._floors: dict[tuple[str, Series], float] = {}
+        self._floors: Remembered[float] = Remembered()
         make = {
             "counter": meter.create_observable_counter,
             "updowncounter": meter.create_observable_up_down_counter,
@@ -65,19 +59,19 @@ class Instruments:
             observed: list[Observation] = []
             for row in rows:
                 try:
-                    if reading is not None:
-                        observed += self._observe(row, reading)
-                    observed += self._own(row, reading, feed)
+                    observed += self._observe(row, reading, feed)
                 except Exception:  # noqa: BLE001 - one metric's fault is no other's
                     feed.count("otel_row")
             return observed
 
         return observe
 
-    def _observe(self, row: Metric, reading: Reading) -> list[Observation]:
+    def _observe(self, row: Metric, reading: Reading | None, feed: Feed) -> list[Observation]:
+        found = [] if reading is None else list(points(row, reading, self.style))
+        found += own_points(row, reading, feed, self.dropped, self.style)
         is_sum = row.instrument == "counter"
         observed = []
-        for series, attributes, value in points(row, reading, self.style):
+        for series, attributes, value in found:
             assert not isinstance(value, HistogramSnapshot), f"{row.name} is no histogram"
             number = self._floored(row, series, value) if is_sum else value
             if math.isfinite(number):
@@ -86,25 +80,11 @@ class Instruments:
 
     def _floored(self, row: Metric, series: Series, value: float) -> float:
         """`value`, or the highest so far: the sum over pools not told apart may step back."""
-        key = (row.name, series)
-        floor = self._floors.get(key)
-        if floor is not None and floor >= value:
-            return floor
-        if floor is not None or len(self._floors) < MAX_FLOORS:
-            self._floors[key] = value
-        return value
-
-    def _own(self, row: Metric, reading: Reading | None, feed: Feed) -> Iterable[Observation]:
-        """What this exporter and its source count themselves."""
-        counts: dict[str, int] = {}
-        if row.otel == _ERRORS:
-            counts = {**(reading.errors if reading else {}), **feed.errors}
-        elif row.otel == _DROPPED:
-            counts = self.dropped()
-        return [
-            Observation(n, attributes_of(row, [("reason", reason)], "", self.style))
-            for reason, n in counts.items()
-        ]
+        before = self._floors.swap(row, series, value)
+        if before is None or before <= value:
+            return value
+        self._floors.swap(row, series, before)
+        return before
 
 
 def _description(rows: tuple[Metric, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -30,7 +31,7 @@ class _Made:
     drain: Drain
 
 
-_lock: Final = threading.Lock()
+_lock = threading.Lock()
 _made: Final[WeakKeyDictionary[MeterProvider, _Made]] = WeakKeyDictionary()
 # On the global provider: the stand-in that the API has before a program sets one hands its
 # instruments over to the real one, where they would be made a second time.
@@ -131,3 +132,12 @@ def _make(provider: MeterProvider) -> _Made:
 
 def _global_provider() -> Any:
     return get_meter_provider()
+
+
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603 - another thread's, which does not exist here
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

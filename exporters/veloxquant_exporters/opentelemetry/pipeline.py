@@ -25,13 +25,24 @@ from opentelemetry.sdk.metrics.export import (
     MetricExportResult,
     MetricReader,
     MetricsData,
+    ResourceMetrics,
+    ScopeMetrics,
 )
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from veloxquant_exporters.opentelemetry.buckets import BucketExporter
+from veloxquant_exporters import __version__
 from veloxquant_exporters.opentelemetry.feed import Feed
-from veloxquant_exporters.opentelemetry.meter import instrument_meter
+from veloxquant_exporters.opentelemetry.maker import MetricMaker
+from veloxquant_exporters.opentelemetry.naming import (
+    HISTOGRAMS,
+    OBSERVABLES,
+    SCOPE,
+    Style,
+    style_of,
+)
 from veloxquant_exporters.opentelemetry.resource import make_resource
-from veloxquant_exporters.sources import SnapshotSource
+from veloxquant_exporters.opentelemetry.spans import dropped_span_events
+from veloxquant_exporters.sources import LiveSource, SnapshotSource
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -48,25 +59,50 @@ METRICS_PATH: Final = "/v1/metrics"
 
 
 class _Reader(MetricReader):
-    """Collects and exports on a thread of its own, every interval and on demand."""
+    """Collects and exports on a thread of its own, every interval and on demand.
 
-    def __init__(self, exporter: MetricExporter, interval_s: float, timeout_s: float) -> None:
+    Args:
+        exporter: Sends.
+        feed: Gives our readings; what others put on the provider is collected as ever.
+        style: Names of our attributes.
+        resource: Who speaks.
+        interval_s: Seconds between exports.
+    """
+
+    def __init__(
+        self,
+        exporter: MetricExporter,
+        feed: Feed,
+        style: Style,
+        resource: Resource,
+        interval_s: float,
+    ) -> None:
+        preferred = exporter._preferred_temporality  # noqa: SLF001 - as the SDK's readers do
         super().__init__(
-            preferred_temporality=exporter._preferred_temporality,  # noqa: SLF001 - as the SDK's
+            preferred_temporality=preferred,
             preferred_aggregation=exporter._preferred_aggregation,  # noqa: SLF001
         )
         self._exporter = exporter
+        self._feed = feed
+        self._style: Style = style
+        self._resource = resource
+        self._scope = InstrumentationScope(SCOPE, __version__)
+        self._maker = MetricMaker(
+            {**OBSERVABLES, **{row.otel or row.name: (row,) for row in HISTOGRAMS}},
+            preferred,
+            lambda: {"span_events": dropped_span_events()},
+        )
         self._interval_s = interval_s
-        self._timeout_s = timeout_s
+        self._timeout_s = _env_ms("OTEL_METRIC_EXPORT_TIMEOUT", 30.0)
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._wanted = 0  # rounds asked for; the thread is done with `_done` of them
         self._done = 0
         self._stopping = False
         self._closed = False
+        self._others: list[ResourceMetrics] = []
         self.last_ok = True
         self.n_failed = 0
-        self.feed: Feed | None = None
         self._thread = threading.Thread(target=self._run, name="veloxquant-otlp", daemon=True)
 
     def start(self) -> None:
@@ -104,11 +140,7 @@ class _Reader(MetricReader):
     def _receive_metrics(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any
     ) -> None:
-        with suppress_instrumentation():  # an instrumented HTTP client must not trace this
-            result = self._exporter.export(metrics_data, timeout_millis=timeout_millis)
-        self.last_ok = result is MetricExportResult.SUCCESS
-        if not self.last_ok:
-            self._count_failure()
+        self._others = list(metrics_data.resource_metrics)
 
     def _run(self) -> None:
         while True:
@@ -126,22 +158,35 @@ class _Reader(MetricReader):
 
     def _round(self) -> None:
         try:
-            self.collect(timeout_millis=self._timeout_s * 1e3)
+            with suppress_instrumentation():  # an instrumented HTTP client must not trace this
+                result = self._exporter.export(
+                    self._gathered(), timeout_millis=self._timeout_s * 1e3
+                )
+            self.last_ok = result is MetricExportResult.SUCCESS
         except Exception:  # noqa: BLE001 - the next round may do better; a dead thread never would
             self.last_ok = False
-            self._count_failure()
-            _log.warning("collecting or exporting metrics failed; will go on", exc_info=True)
+            _log.warning("exporting metrics failed; will go on", exc_info=True)
+        if not self.last_ok:
+            self.n_failed += 1
+            self._feed.count("otel_export")
 
-    def _count_failure(self) -> None:
-        self.n_failed += 1
-        if self.feed is not None:
-            self.feed.count("otel_export")
+    def _gathered(self) -> MetricsData:
+        """Ours, and what others put on the provider."""
+        self._others = []
+        try:
+            self.collect(timeout_millis=self._timeout_s * 1e3)
+        except Exception:  # noqa: BLE001 - theirs failing leaves ours alone
+            _log.warning("collecting the metrics of others failed", exc_info=True)
+        made = self._maker.make(self._feed.reading(self), self._feed, self._style)
+        ours = ScopeMetrics(self._scope, made, "")
+        return MetricsData([ResourceMetrics(self._resource, [ours], ""), *self._others])
 
 
 class OtlpPipeline:
     """Exports what `source` has over OTLP until it is closed.
 
-    Histograms go out as the buckets that the hooks filled. Everything that is None follows the
+    Histograms go out as the buckets that the hooks filled, and no SDK remembers a series that is
+    gone. What others put on `provider` is exported as well. Everything that is None follows the
     environment, as the OpenTelemetry specification has it: `OTEL_EXPORTER_OTLP_ENDPOINT`,
     `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_METRIC_EXPORT_INTERVAL`, `OTEL_RESOURCE_ATTRIBUTES`, ...
 
@@ -174,21 +219,18 @@ class OtlpPipeline:
         set_global: bool = False,
     ) -> None:
         interval_s = _interval_s(interval_s)
+        style = style_of(attributes)
         if exporter is None:
             exporter = OTLPMetricExporter(
                 endpoint=None if endpoint is None else _metrics_url(endpoint),
                 headers=headers,
             )
-        buckets = BucketExporter(exporter)
-        self._reader = _Reader(buckets, interval_s, _timeout_s())
         self.resource = make_resource(service_instance_id) if resource is None else resource
+        self._feed = Feed(source if source is not None else LiveSource())
+        self._reader = _Reader(exporter, self._feed, style, self.resource, interval_s)
         self.provider = MeterProvider(
             metric_readers=[self._reader], resource=self.resource, shutdown_on_exit=False
         )
-        self._instrumentation = instrument_meter(
-            self.provider, source, buckets=buckets, attributes=attributes
-        )
-        self._reader.feed = self._instrumentation.feed
         self._reader.start()
         atexit.register(self.close)
         if set_global:
@@ -210,7 +252,9 @@ class OtlpPipeline:
         """
         atexit.unregister(self.close)
         self._reader.shutdown(timeout_s * 1e3)
-        self._instrumentation.close(timeout_s=0.1)
+        if os.getpid() == self._reader._pid:  # noqa: SLF001 - one file
+            self._feed.close()
+            self._feed.join(0.1)
 
     def __enter__(self) -> Self:
         return self
@@ -232,10 +276,6 @@ def _interval_s(given: float | None) -> float:
             raise ValueError(f"interval_s must be above 0, got {given!r}")
         return given
     return _env_ms("OTEL_METRIC_EXPORT_INTERVAL", DEFAULT_INTERVAL_S)
-
-
-def _timeout_s() -> float:
-    return _env_ms("OTEL_METRIC_EXPORT_TIMEOUT", 30.0)
 
 
 def _env_ms(name: str, default_s: float) -> float:
