@@ -13,7 +13,7 @@ from veloxquant_exporters.bench.timed import Samples
 from veloxquant_exporters.bench.verdict import Verdict
 from veloxquant_exporters.bench.workloads import WORKLOADS
 
-__all__ = ["OURS", "TWIN", "GuardError", "guard"]
+__all__ = ["OURS", "TWIN", "GuardError", "count", "guard", "hear"]
 
 OURS: Final = "veloxquant_mlx.memory.block_pool:BlockPoolAllocator"
 TWIN: Final = "benchmarks.guard.twin.block_pool:BlockPoolAllocator"
@@ -34,9 +34,24 @@ def guard(
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         raise GuardError("under pytest-xdist nothing can be timed; run it alone")
-    counts, twin_counts = _count(budgets, target, twin)
+    counts, twin_counts = count(budgets, target, twin)
     if not timed:
         return judge_all(budgets, None, counts, twin_counts), []
+    return hear(budgets, target, twin, counts, twin_counts)
+
+
+def hear(
+    budgets: Mapping[str, Budget],
+    target: str,
+    twin: str,
+    counts: Mapping[str, Any] | None,
+    twin_counts: Mapping[str, Any] | None,
+) -> tuple[list[Verdict], list[str]]:
+    """Time everything, and what fails by time alone once more; the counts are given.
+
+    Raises:
+        MeasureError: A benchmark has no result.
+    """
     times = times_of(target, list(budgets), twin=twin)
     verdicts = judge_all(budgets, times, counts, twin_counts)
     doubtful = [verdict.name for verdict in verdicts if verdict.only_timed]
@@ -48,7 +63,7 @@ def guard(
     return verdicts, [_note(name, times, verdicts) for name in doubtful]
 
 
-def _count(
+def count(
     budgets: Mapping[str, Budget], target: str, twin: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Counts of both, side by side: load cannot change them."""
