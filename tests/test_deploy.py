@@ -1,0 +1,247 @@
+"""The files of deploy/: each checked with its own tool where there is one, and against each other."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+DEPLOY = ROOT / "deploy"
+COMPOSE = DEPLOY / "compose"
+RULES = ROOT / "dashboards" / "alerts"
+pytestmark = pytest.mark.timeout(60)
+
+
+def load(path: Path) -> Any:
+    """The one document of a YAML file."""
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
+def services() -> dict[str, Any]:
+    """The services of the compose file."""
+    found: dict[str, Any] = load(COMPOSE / "compose.yaml")["services"]
+    return found
+
+
+def worker_pod() -> dict[str, Any]:
+    """The pod of the Kubernetes example."""
+    pod: dict[str, Any] = load(DEPLOY / "kubernetes" / "worker.yaml")["spec"]["template"]["spec"]
+    return pod
+
+
+def unit() -> list[tuple[str, str]]:
+    """The settings of the systemd unit."""
+    lines = (DEPLOY / "systemd" / "vqmon.service").read_text("utf-8").splitlines()
+    pairs = (line.partition("=") for line in lines if re.match(r"\w+=", line))
+    return [(key, value) for key, _, value in pairs]
+
+
+def command_lines() -> dict[str, list[str]]:
+    """What each file passes to `vqmon`."""
+    (start,) = [value for key, value in unit() if key == "ExecStart"]
+    sidecar = worker_pod()["initContainers"][0]
+    return {
+        "systemd": shlex.split(start)[1:],
+        "kubernetes": [*sidecar["command"][1:], *sidecar["args"]],
+        "compose": services()["sidecar"]["command"],
+    }
+
+
+@pytest.mark.parametrize("where", ["systemd", "kubernetes", "compose"])
+def test_every_command_line_is_one_the_command_takes(where: str) -> None:
+    """Parsed by the command itself: a renamed option fails here."""
+    click = pytest.importorskip("click")
+    from veloxquant_exporters.cli.serve import command
+
+    name, *options = command_lines()[where]
+    assert name == "serve"
+    parsed = command.make_context("serve", list(options)).params
+    assert (parsed["directory"], parsed["port"]) == ("/run/veloxquant", 9465)
+    with pytest.raises(click.NoSuchOption):
+        command.make_context("serve", [*options, "--no-such-option"])
+
+
+def checked(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a checking tool, or skip where it is not installed."""
+    if shutil.which(str(command[0])) is None:
+        pytest.skip(f"no {command[0]} here")
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def prometheus_config(tmp_path: Path) -> Path:
+    """The configuration as in its container, with the rules beside it."""
+    (tmp_path / "rules").mkdir()
+    for path in RULES.glob("*.yaml"):
+        shutil.copy(path, tmp_path / "rules")
+    return Path(shutil.copy(COMPOSE / "prometheus.yml", tmp_path))
+
+
+def test_prometheus_takes_its_configuration(prometheus_config: Path) -> None:
+    """With the rules that it is to load."""
+    done = checked("promtool", "check", "config", prometheus_config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"SUCCESS: \d+ rules found", done.stdout)) == len(
+        list(RULES.glob("*.yaml"))
+    )
+
+
+def test_the_check_of_prometheus_can_fail(prometheus_config: Path) -> None:
+    """A key that there is not is refused."""
+    text = prometheus_config.read_text("utf-8")
+    prometheus_config.write_text(text.replace("scrape_timeout", "scrape_time_out"))
+    assert checked("promtool", "check", "config", prometheus_config).returncode != 0
+
+
+def test_alertmanager_takes_its_configuration(tmp_path: Path) -> None:
+    """And refuses one whose receiver is not there."""
+    path = COMPOSE / "alertmanager.yml"
+    done = checked("amtool", "check-config", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    broken = tmp_path / "alertmanager.yml"
+    broken.write_text(path.read_text("utf-8").replace("- name: pager", "- name: page"))
+    assert checked("amtool", "check-config", broken).returncode != 0
+
+
+def test_alertmanager_names_alerts_that_exist() -> None:
+    """An inhibition of a renamed alert would inhibit nothing."""
+    alerts = {
+        rule["alert"]
+        for path in RULES.glob("*.yaml")
+        for group in load(path)["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    }
+    config = (COMPOSE / "alertmanager.yml").read_text("utf-8")
+    named = set(re.findall(r'alertname="(\w+)"', config))
+    assert named and named <= alerts
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """With a program in the place of the one that is installed later."""
+    text = (DEPLOY / "systemd" / "vqmon.service").read_text("utf-8")
+    path = tmp_path / "vqmon.service"
+    path.write_text(text.replace("/opt/veloxquant/bin/vqmon", shutil.which("true") or "/bin/true"))
+    done = checked("systemd-analyze", "verify", "--man=no", path)
+    said = [line for line in done.stderr.splitlines() if "vqmon.service" in line]
+    assert (done.returncode, said) == (0, [])
+    path.write_text(path.read_text("utf-8").replace("Restart=on-failure", "Restart=now-and-then"))
+    assert "now-and-then" in checked("systemd-analyze", "verify", "--man=no", path).stderr
+
+
+def test_the_unit_lets_the_sidecar_read_what_workers_write() -> None:
+    """Group, setgid folder, and sight of the workers' PIDs."""
+    settings = dict(unit())
+    assert settings["RuntimeDirectoryMode"] == "2770"
+    assert settings["RuntimeDirectoryPreserve"] == "yes"
+    assert f"/run/{settings['RuntimeDirectory']}" in settings["ExecStart"]
+    assert not {"PrivatePIDs", "ProtectProc"} & set(settings)
+
+
+def test_pod_workers_publish_where_the_sidecar_reads() -> None:
+    """One folder, mounted in both, writable, small, and in the group of both."""
+    pod = worker_pod()
+    (volume,) = pod["volumes"]
+    assert volume["emptyDir"]["medium"] == "Memory" and pod["securityContext"]["fsGroup"]
+    sidecar, *workers = [*pod["initContainers"], *pod["containers"]]
+    assert sidecar["restartPolicy"] == "Always", "a native sidecar ends after the workers"
+    for container in (sidecar, *workers):
+        (mount,) = container["volumeMounts"]
+        assert mount == {"name": volume["name"], "mountPath": "/run/veloxquant"}
+    for worker in workers:
+        env = {item["name"]: item["value"] for item in worker["env"]}
+        assert env["VELOXQUANT_SNAPSHOT_DIR"] == "/run/veloxquant"
+
+
+def test_the_pod_monitor_finds_the_port_of_the_pod() -> None:
+    """By its name and the labels of the pod; the probes ask for paths that are there."""
+    deployment = load(DEPLOY / "kubernetes" / "worker.yaml")
+    monitor = load(DEPLOY / "kubernetes" / "podmonitor.yaml")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    sidecar = worker_pod()["initContainers"][0]
+    assert endpoint["port"] in [port["name"] for port in sidecar["ports"]]
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    assert wanted <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    jobs = [rule["replacement"] for rule in endpoint["relabelings"] if rule["targetLabel"] == "job"]
+    assert "veloxquant" in jobs[0]
+    probes = [sidecar[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")]
+    assert [probe["path"] for probe in probes] == ["/-/ready", "/-/healthy"]
+
+
+def test_compose_mounts_what_is_there() -> None:
+    """Every path of this repository that it names exists."""
+    mounted = [volume for service in services().values() for volume in service.get("volumes", [])]
+    sources = [volume.split(":")[0] for volume in mounted if volume.startswith(".")]
+    assert len(sources) >= 6
+    for source in sources:
+        assert (COMPOSE / source).exists(), source
+    build = services()["sidecar"]["build"]
+    assert (COMPOSE / build["context"] / build["dockerfile"]).is_file()
+
+
+def test_compose_reaches_from_this_machine_only() -> None:
+    """Every port is bound to loopback, every image has a version."""
+    for service in services().values():
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        assert re.fullmatch(r".+:v?\d+\.\d+\.\d+", service["image"])
+
+
+def test_compose_names_and_ports_agree() -> None:
+    """Who scrapes, alerts, shows and forwards finds its other side."""
+    inner = {name: {port.rsplit(":", 1)[1] for port in service["ports"]}
+             for name, service in services().items()}  # fmt: skip
+    prometheus = load(COMPOSE / "prometheus.yml")
+    targets = [
+        target
+        for config in [*prometheus["scrape_configs"], *prometheus["alerting"]["alertmanagers"]]
+        for static in config["static_configs"]
+        for target in static["targets"]
+    ]
+    grafana = load(COMPOSE / "grafana/provisioning/datasources/prometheus.yaml")
+    collector = load(COMPOSE / "otel-collector.yaml")
+    urls = [
+        grafana["datasources"][0]["url"],
+        collector["exporters"]["prometheusremotewrite"]["endpoint"],
+    ]
+    targets += [url.split("/")[2] for url in urls]
+    for target in targets:
+        host, port = target.split(":")
+        assert port in inner.get("prometheus" if host == "localhost" else host, set()), target
+    assert any("veloxquant" in config["job_name"] for config in prometheus["scrape_configs"])
+
+
+def test_grafana_is_given_our_boards() -> None:
+    """The folder of the provider is the one that the boards are mounted into."""
+    provider = load(COMPOSE / "grafana/provisioning/dashboards/veloxquant.yaml")["providers"][0]
+    boards = [
+        volume for volume in services()["grafana"]["volumes"] if "dashboards/grafana" in volume
+    ]
+    assert boards[0].split(":")[1] == provider["options"]["path"]
+    source = boards[0].split(":", maxsplit=1)[0]
+    assert len(list((COMPOSE / source).glob("*.json"))) >= 3
+    scrape_s = load(COMPOSE / "prometheus.yml")["global"]["scrape_interval"]
+    datasource = load(COMPOSE / "grafana/provisioning/datasources/prometheus.yaml")
+    assert datasource["datasources"][0]["jsonData"]["timeInterval"] == scrape_s
+
+
+def test_the_collector_uses_what_it_defines() -> None:
+    """Every part of a pipeline is configured, and every configured part is used."""
+    config = load(COMPOSE / "otel-collector.yaml")
+    for kind in ("receivers", "processors", "exporters"):
+        used = {name for line in config["service"]["pipelines"].values() for name in line[kind]}
+        assert used == set(config[kind]), kind
+
+
+def test_the_page_lists_every_file() -> None:
+    """deploy/README.md links all that a person may want to open, and nothing else."""
+    linked = set(re.findall(r"\]\((\w+/[\w.-]+)\)", (DEPLOY / "README.md").read_text("utf-8")))
+    assert all((DEPLOY / path).is_file() for path in linked)
+    there = {str(path.relative_to(DEPLOY)) for path in DEPLOY.glob("*/*") if path.is_file()}
+    assert there - linked == {"compose/Dockerfile"}
