@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import sys
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +26,7 @@ from tests.sidecar_help import (
     INTERVAL_S,
     Client,
     LocalSidecar,
+    Page,
     Sidecar,
     Worker,
     a_file,
@@ -398,6 +402,59 @@ def test_serve_does_not_publish_itself(folder: Path) -> None:
     env = {**environment(), "VELOXQUANT_SNAPSHOT_DIR": str(folder)}
     done = subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=60)
     assert done.returncode in (0, -signal.SIGTERM) and not folder.exists()
+
+
+def test_serve_pushes_over_otlp(folder: Path) -> None:
+    """The same numbers, by process, while they live."""
+    pytest.importorskip("opentelemetry.sdk")
+    from tests.otlp_receiver import OtlpReceiver
+
+    receiver = OtlpReceiver()
+
+    def allocations(_: OtlpReceiver) -> dict[str, float]:
+        found = {}
+        for batch in receiver.metrics[-1:]:
+            for metric in batch.resource_metrics[0].scope_metrics[0].metrics:
+                if metric.name == "veloxquant.block_pool.allocations":
+                    for point in metric.sum.data_points:
+                        labels = {a.key: a.value.string_value for a in point.attributes}
+                        found[labels["veloxquant.process"]] = point.as_int or point.as_double
+        return found
+
+    push = ("--otlp-endpoint", receiver.url, "--otlp-interval", "100ms")
+    try:
+        with Sidecar(folder, *push) as sidecar, Worker(folder, "api") as worker:
+            worker.do("pool.allocate('kv', 160, 1) and beats()")
+            receiver.wait(lambda _: allocations(receiver) == {"api": 10})
+            assert sidecar.page().allocations("api") == 10
+            worker.leave()
+            receiver.wait(lambda _: not allocations(receiver))
+    finally:
+        receiver.close()
+
+
+def test_serve_over_tls(folder: Path, tmp_path: Path) -> None:
+    """With a certificate, the same page over HTTPS, and nothing over HTTP."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl, which makes the certificate, here")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(cert)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with (
+        Sidecar(folder, "--tls-cert", str(cert), "--tls-key", str(key)) as sidecar,
+        Worker(folder) as worker,
+    ):
+        context = ssl.create_default_context(cafile=str(cert))
+        url = f"https://127.0.0.1:{sidecar.port}/metrics"
+        with urllib.request.urlopen(url, context=context, timeout=DEADLINE_S) as answer:
+            assert Page(answer.read().decode()).up("worker-0") == 1
+        with pytest.raises((OSError, http.client.HTTPException)):
+            sidecar.get()
+        worker.leave()
 
 
 # -- Prometheus ----------------------------------------------------------------------------------
