@@ -43,7 +43,7 @@ class Books:
         "_rare",  # journal slot of calls with several parts and of failures
         "_streams",
         "_taken",
-        "_timed",  # told operation, blocks and start of calls off the hot path, when instrumented
+        "_timed",  # told operation, blocks and start of bulk calls and of growth, when instrumented
         "_waiting",  # owners of register_owner that hold none
     )
 

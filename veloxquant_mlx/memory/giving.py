@@ -8,7 +8,7 @@ from typing import Any
 
 from veloxquant_mlx.memory.block import Block, Lease, Owner
 from veloxquant_mlx.memory.books import NOTHING, Books
-from veloxquant_mlx.memory.journal import FREE, FREE_ALL, SHRINK
+from veloxquant_mlx.memory.journal import BULK, FREE, FREE_ALL, SHRINK
 from veloxquant_mlx.memory.lease import Group
 from veloxquant_mlx.memory.stream import MERGED_REGION, Stream
 
@@ -25,6 +25,8 @@ def release(books: Books, owner: Owner) -> None:
         n = len(lease._blocks)
         _return(books, lease, True)
         lease._stream.gave(books._entry(FREE_ALL, lease, n, 0))
+        if books._timed is not None and n >= BULK:
+            books._timed(FREE_ALL, n, books._now)
     else:
         parts = tuple((kin, len(kin._blocks), None) for kin in lease._group.leases)
         _return_group(books, lease._group)
@@ -73,9 +75,8 @@ def _return_group(books: Books, group: Group) -> None:
             _return(books, lease, lease is last)
     except BaseException:
         # Half an owner is no state of the books: finish, then let the interrupt pass.
-        for lease in group.leases:
-            if lease._at is not None:
-                _return(books, lease, lease is last)
+        for lease in [kin for kin in group.leases if kin._at is not None]:
+            _return(books, lease, lease is last)
         raise
     finally:
         # A free block keeps its lease, which must not keep the order of the whole request.
@@ -135,7 +136,11 @@ def free_batch(
                 slack = 0
             elif slack > room:
                 slack = room
-            # commit
+            # commit, and no `if` at the end of it: the jump back that CPython 3.12 and 3.13 make
+            # for one is outside of the `try`, and a signal there would skip the `finally`
+            if 0 < fill < size:
+                n_closed += 1
+                lease._partial -= 1
             del held[block]
             if group is not None:
                 del group.order[block]
@@ -145,9 +150,6 @@ def free_batch(
             stream.slack += slack - lease._slack
             lease._slack = slack
             n_gave += 1
-            if 0 < fill < size:
-                n_closed += 1
-                lease._partial -= 1
     finally:
         gave, born, partial, peak, era = books._counts
         in_use = books._taken - gave
@@ -208,8 +210,6 @@ def _free_last(books: Books, block: Block, lease: Lease, run: list[Block]) -> in
 
 def free_and_count(books: Books, batch: list[Block], owner: Owner | None) -> None:
     """`free_batch`, with the refused blocks counted by reason."""
-    started = books._clock()
-    before = books._counts[0]
     refused = free_batch(books, batch, owner, None)
     if refused:
         # A block freed by this very call and refused after is repeated, not free already.
@@ -218,8 +218,6 @@ def free_and_count(books: Books, batch: list[Block], owner: Owner | None) -> Non
         for block in refused:
             reason = "repeated" if freed[block] > 0 else books._reason(block, owner)
             books._incidents.refuse([reason or "stale"])
-    if books._timed is not None:
-        books._timed(FREE, books._counts[0] - before, started)
 
 
 def retire(books: Books, stream: Stream, n: int, ids: list[int]) -> None:

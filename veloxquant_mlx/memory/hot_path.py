@@ -26,7 +26,7 @@ from veloxquant_mlx.memory.books import NOTHING
 from veloxquant_mlx.memory.checks import check_format, check_owner, check_tokens, wrong_stream
 from veloxquant_mlx.memory.gate import Gate
 from veloxquant_mlx.memory.giving import release
-from veloxquant_mlx.memory.journal import ALLOCATE
+from veloxquant_mlx.memory.journal import ALLOCATE, BULK
 from veloxquant_mlx.memory.lease import Group
 from veloxquant_mlx.memory.pool_config import PoolConfig
 from veloxquant_mlx.memory.stream import MERGED_REGION, Stream
@@ -177,12 +177,13 @@ class HotPath(Gate):
         fmt = check_format(fmt)
         self._enter()
         try:
-            started = self._clock()
+            era = self._counts[4]
             make_room(self, (stream,), n_tokens, owner)
+            grown = self._counts[4] is not era
             taken = take(self, stream, n_tokens, owner, fmt, n_tokens)
             stream.took(self._entry(ALLOCATE, taken[0]._lease, len(taken), n_tokens))
-            if self._timed is not None:
-                self._timed(ALLOCATE, len(taken), started)
+            if self._timed is not None and (grown or len(taken) >= BULK):
+                self._timed(ALLOCATE, len(taken), self._now)
             return taken
         finally:
             self._busy = False
@@ -217,9 +218,13 @@ class HotPath(Gate):
                 counts = (gave + n, born, partial - lease._partial, peak, era)
                 covered = NO_REGIONS
                 n_covered = 0
-                if n > MERGED_REGION and stream.top:
-                    n_covered = len(stream.top)
-                    covered = [stream.top]
+                if n > MERGED_REGION:
+                    if n >= BULK and self._timed is not None:
+                        self._free_all(owner)
+                        return
+                    if stream.top:
+                        n_covered = len(stream.top)
+                        covered = [stream.top]
                 if (
                     lease._group is not None
                     or lease._tomb is not None  # its blocks may be a dict

@@ -14,6 +14,7 @@ from veloxquant_mlx.memory.block import Block, Lease
 
 __all__ = [
     "ALLOCATE",
+    "BULK",
     "EXHAUSTED",
     "FREE",
     "FREE_ALL",
@@ -25,6 +26,8 @@ __all__ = [
 ]
 
 HISTORY: Final = 256
+# A call of this many blocks takes long enough to be timed whenever it is watched.
+BULK: Final = 4096
 
 ALLOCATE: Final = 1
 FREE: Final = 2

@@ -22,23 +22,21 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from veloxquant_mlx.memory.hot_path import FP16
-from veloxquant_mlx.memory.journal import ALLOCATE, EXHAUSTED, FREE, FREE_ALL, SHRINK
+from veloxquant_mlx.memory.journal import ALLOCATE, BULK, EXHAUSTED, FREE, FREE_ALL, SHRINK
 from veloxquant_mlx.telemetry.meters import owner_text
 from veloxquant_mlx.telemetry.notices import SLOW_NS, Notice, listeners, tell
-from veloxquant_mlx.telemetry.samples import Sample, observe_call, observe_releases
+from veloxquant_mlx.telemetry.samples import Sample, observe_call, observe_releases, sample_of
 from veloxquant_mlx.telemetry.slots import RareSlot, Slot, make_hook
 from veloxquant_mlx.telemetry.timing_lock import timing_lock
 
 if TYPE_CHECKING:
-    from veloxquant_mlx.memory.block import Block, Lease
+    from veloxquant_mlx.memory.block import Lease
     from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
     from veloxquant_mlx.memory.journal import Entry
     from veloxquant_mlx.telemetry.meters import Meters
 
-__all__ = ["BULK", "Hooks"]
+__all__ = ["Hooks"]
 
-# Calls of this many blocks are timed each, and stand for themselves alone.
-BULK: Final = 4096
 # Samples are observed so many at a time, or when a snapshot is taken.
 DIGESTED: Final = 16
 # How often the timing lock may be entered for nothing before it is put back: so often at least, ...
@@ -341,8 +339,7 @@ class Hooks:
         jitter = self._random.random()
         calls = slot.calls()
         since = slot.sampled(calls, now, jitter)
-        watched = None if entry[1] == ALLOCATE else _some_free_block(entry, jitter)
-        sample = slot.last = Sample(slot, calls, since, took_ns, now, entry, watched)
+        sample = slot.last = sample_of(entry, slot, calls, since, took_ns, now, jitter)
         self._samples.append(sample)
         if len(self._samples) >= DIGESTED:
             self.digest()
@@ -351,7 +348,7 @@ class Hooks:
         """A call that stands for itself alone, and that no other sample stands for."""
         slot.weighed += 1
         slot.sampled_calls += 1
-        sample = Sample(slot, 0, 1, took_ns, now, entry, None)
+        sample = sample_of(entry, slot, 0, 1, took_ns, now, 0.0)
         observe_call(self._meters, sample, 1)
         observe_releases(self._meters, sample)
 
@@ -402,11 +399,3 @@ class Hooks:
         if slot is not None:
             slot.schedule(slot.stride(slot.calls(), now, self._random.random()))
         self._disarm(pool)
-
-
-def _some_free_block(entry: Entry, jitter: float) -> Block | None:
-    """One of the blocks freed last in the stream of a release."""
-    what = entry[2]
-    lease = what[0][0] if isinstance(what, tuple) else what
-    top = lease._stream.top
-    return top[-1 - int(jitter * min(len(top), 64))] if top else None

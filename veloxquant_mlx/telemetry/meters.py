@@ -17,7 +17,7 @@ from veloxquant_mlx.telemetry.histogram import (
 from veloxquant_mlx.telemetry.snapshot import FORMATS, OPERATIONS, Exhaustion
 
 if TYPE_CHECKING:
-    from veloxquant_mlx.memory.block import Block, Lease
+    from veloxquant_mlx.memory.block import Block
     from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 
 __all__ = ["CHECKS", "ERROR_REASONS", "Meters", "owner_text"]
@@ -64,7 +64,7 @@ class Meters:
         self.errors = dict.fromkeys(ERROR_REASONS, 0)
         self.last_exhaustion: Exhaustion | None = None
         self._random = random.Random(0x1D1E)  # noqa: S311 - a choice of samples, not a secret
-        self._watched: list[tuple[Block, Lease, int]] = []
+        self._watched: list[tuple[Block, int, int]] = []
         self.n_unwatched = 0  # watched blocks that were given up for others
 
     def tally(self, fmt: str, n_blocks: int) -> None:
@@ -93,15 +93,16 @@ class Meters:
             # Cold blocks would fill the list for good, and nothing be observed any more.
             del self._watched[self._random.randrange(WATCHED)]
             self.n_unwatched += 1
-        self._watched.append((block, lease, freed_ns))
+        # Not the lease itself, for the reason that `samples` has.
+        self._watched.append((block, lease._born_ns, freed_ns))
 
     def settle_idle(self, now_ns: int) -> None:
         """Observe the watched blocks that were handed out again since."""
         waiting = []
-        for block, dead, freed_ns in self._watched:
+        for block, born_ns, freed_ns in self._watched:
             lease = block._lease
-            if lease is dead:
-                waiting.append((block, dead, freed_ns))
+            if lease._at is None and lease._born_ns == born_ns:
+                waiting.append((block, born_ns, freed_ns))
             elif lease is not lease._stream.retired:
                 # A lease that is older took the block some time between then and now.
                 until_ns = lease._born_ns if freed_ns < lease._born_ns < now_ns else now_ns
