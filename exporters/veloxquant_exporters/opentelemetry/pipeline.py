@@ -179,7 +179,9 @@ class _Reader(MetricReader):
             _log.warning("collecting the metrics of others failed", exc_info=True)
         made = self._maker.make(self._feed.reading(self), self._feed, self._style)
         ours = ScopeMetrics(self._scope, made, "")
-        return MetricsData([ResourceMetrics(self._resource, [ours], ""), *self._others])
+        # One entry for the one resource: the encoder keeps the last of several.
+        theirs = [scope for entry in self._others for scope in entry.scope_metrics]
+        return MetricsData([ResourceMetrics(self._resource, [ours, *theirs], "")])
 
 
 class OtlpPipeline:
