@@ -171,11 +171,14 @@ def page(rows: list[Row], load: str, took_s: float) -> str:
     rev = commit(ROOT)
     day = datetime.now(tz=UTC).date().isoformat()
     version = ".".join(platform.python_version_tuple()[:2])
-    lines = [
-        BEGIN,
+    measured = (
         f"Measured {day} on {where['cpus']} shared {where['machine'].replace('_', '-')} cores, "
         f"{where['implementation']} {version}, at commit {rev['id'][:12] if rev else 'unknown'}, "
-        f"in {took_s / 60:.1f} minutes; load while unchanged code was tried: {load}.",
+        f"in {took_s / 60:.1f} minutes; load while unchanged code was tried: {load}."
+    )
+    lines = [
+        BEGIN,
+        measured,
         "",
         "| tried | result | layers that spoke | must be |",
         "| --- | --- | --- | --- |",
