@@ -84,7 +84,7 @@ class HttpServer:
         scheme = "http" if tls is None else "https"
         self.url = f"{scheme}://{shown_host(self._sockets[0])}:{self.port}"
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may stop what is being stopped
         self._stopped = False
         self._connections: dict[Connection, None] = {}  # oldest first
         self.loop: asyncio.AbstractEventLoop  # set by its thread before it has started
@@ -110,7 +110,10 @@ class HttpServer:
             # The loop may have ended by itself, or never have begun.
             with contextlib.suppress(RuntimeError, AttributeError):
                 self.loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join()
+            if self._thread.ident is not None:  # it may not have come to start
+                self._thread.join()
+            for sock in self._sockets:
+                sock.close()
             if not self._worker.close(self.limits.grace_s):
                 _log.warning("a scrape is stuck; its thread is left behind until it ends")
             _running.discard(self)
@@ -193,8 +196,12 @@ class HttpServer:
         return text_response(200, "ready")
 
     def _start(self) -> None:
-        self._thread.start()
-        self._started.wait()
+        try:
+            self._thread.start()
+            self._started.wait()
+        except BaseException:  # Ctrl-C: nobody would have the handle to stop it by
+            self.stop()
+            raise
         if self._failure is not None:
             self._thread.join()
             self.stop()
@@ -202,8 +209,9 @@ class HttpServer:
 
     def _run(self) -> None:
         try:
+            # The standard library's loop, whatever policy the program has set for its own loops.
             # The runner cancels what is left at the end: TLS handshakes that nobody goes on with.
-            with asyncio.Runner() as runner:
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
                 runner.run(self._main())
         except Exception as error:  # noqa: BLE001 - for `_start` to raise, or for the log
             self._failure = error
@@ -218,15 +226,16 @@ class HttpServer:
         self.loop = asyncio.get_running_loop()
         self.loop.set_exception_handler(_note)
         options = {} if self._tls is None else self._tls.options
-        for sock in self._sockets:
+        servers = [
             await self.loop.create_server(
                 lambda: Connection(self), sock=sock, backlog=BACKLOG, **options
             )
+            for sock in self._sockets
+        ]
         self._started.set()
         await self._stopping.wait()
-        for sock in self._sockets:
-            self.loop.remove_reader(sock)
-            sock.close()
+        for server in servers:
+            server.close()
         for connection in list(self._connections):
             connection.close_if_idle()
         with contextlib.suppress(TimeoutError):
