@@ -23,7 +23,11 @@ from hypothesis.stateful import (
 )
 from mlx_lm.models import cache as _cache
 
-from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError, OwnerAlreadyActiveError
+from veloxquant_mlx.core.exceptions import (
+    ArgumentTypeError,
+    BlockPoolExhaustedError,
+    OwnerAlreadyActiveError,
+)
 from veloxquant_mlx.memory import pool_backed_cache as _pooled
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.memory.pool_backed_cache import PooledCaches
@@ -356,6 +360,19 @@ def test_trim_lowers_the_fill_and_never_the_charge() -> None:
     assert cache.offset == 40
 
 
+@pytest.mark.parametrize("n", [1.5, 100.0, True, "1", None])
+def test_a_trim_by_what_is_no_int_changes_nothing(n: Any) -> None:
+    """A float would become the offset before the pool refused it."""
+    pool = new_pool()
+    cache = PoolBackedKVCache(pool)
+    cache.update_and_fetch(*tokens(10))
+    with pytest.raises(ArgumentTypeError, match="n must be an int"):
+        cache.trim(n)
+    assert held_ids(cache) == list(range(10))
+    assert type(cache.offset) is int
+    check_charge(pool, [cache])
+
+
 def test_to_quantized_gives_the_charge_back() -> None:
     """U67: the quantised cache is mlx-lm's; the other layers of the request stay charged."""
     pool = new_pool()
@@ -518,6 +535,20 @@ def test_a_state_that_does_not_fit_together_is_refused(state: Any) -> None:
         cache.state = state
     with pytest.raises(ValueError, match=r"state|offset"):
         PoolBackedKVCache.from_state(state)
+    assert held_ids(cache) == list(range(10))
+    check_charge(pool, [cache])
+
+
+@pytest.mark.parametrize("offset", [20.0, True, "20", None])
+def test_a_state_whose_offset_is_no_int_changes_nothing(offset: Any) -> None:
+    """Neither the arrays nor the charge, which the longer arrays would have raised."""
+    pool = new_pool(n_blocks=256)
+    cache = PoolBackedKVCache(pool)
+    cache.update_and_fetch(*tokens(10))
+    with pytest.raises(ArgumentTypeError, match="offset must be an int"):
+        cache.state = (*tokens(600), offset)
+    with pytest.raises(ArgumentTypeError, match="offset must be an int"):
+        PoolBackedKVCache.from_state((*tokens(600), offset))
     assert held_ids(cache) == list(range(10))
     check_charge(pool, [cache])
 

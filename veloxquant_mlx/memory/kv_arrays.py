@@ -6,6 +6,7 @@ are read, nothing is evaluated.
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -15,7 +16,14 @@ from veloxquant_mlx.core.exceptions import ArgumentTypeError
 if TYPE_CHECKING:
     State = tuple[mx.array | None, mx.array | None, int]
 
-__all__ = ["check_input", "checked_state", "checked_step", "format_of", "grown_capacity"]
+__all__ = [
+    "check_input",
+    "checked_count",
+    "checked_state",
+    "checked_step",
+    "format_of",
+    "grown_capacity",
+]
 
 _FORMATS = {mx.float16: "fp16", mx.bfloat16: "bf16", mx.float32: "fp32"}
 
@@ -55,19 +63,41 @@ def checked_state(state: State) -> State:
     """`state`, if it is one that a cache can have.
 
     Raises:
+        ArgumentTypeError: The offset is no int.
         ValueError: Keys and values do not fit each other, or the offset is outside of them.
     """
     keys, values, offset = state
+    offset = checked_count("offset", offset)
     if keys is None and values is None and offset == 0:
-        return state
-    if keys is None or values is None or keys.ndim != 4 or keys.shape[:3] != values.shape[:3]:
+        return keys, values, offset
+    if (
+        keys is None
+        or values is None
+        or keys.ndim != 4
+        or values.ndim != 4
+        or keys.shape[:3] != values.shape[:3]
+    ):
         raise ValueError(
             "a state is (None, None, 0), or keys and values of (batch, heads, tokens, dim) "
             "that differ in dim at most, and the number of tokens used"
         )
     if not 0 <= offset <= keys.shape[2]:
         raise ValueError(f"offset must be 0..{keys.shape[2]}, the length of keys, got {offset}")
-    return state
+    return keys, values, offset
+
+
+def checked_count(name: str, value: object) -> int:
+    """`value` as a plain int. A float would pass for one until the pool is told the fill.
+
+    Raises:
+        ArgumentTypeError: Not an int, or a bool.
+    """
+    try:
+        if not isinstance(value, bool):
+            return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise ArgumentTypeError(f"{name} must be an int, got {value!r}")
 
 
 def checked_step(step: object) -> int:

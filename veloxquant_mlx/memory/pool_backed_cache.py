@@ -17,6 +17,7 @@ from mlx_lm.models.cache import CacheList, KVCache, make_prompt_cache
 from veloxquant_mlx.memory.cache_charge import CacheCharge, Request
 from veloxquant_mlx.memory.kv_arrays import (
     check_input,
+    checked_count,
     checked_state,
     checked_step,
     format_of,
@@ -175,8 +176,10 @@ class PoolBackedKVCache(KVCache):
             How many tokens were dropped.
 
         Raises:
+            ArgumentTypeError: `n` is no int; nothing was changed.
             ValueError: `n` is below 0; nothing was changed.
         """
+        n = checked_count("n", n)
         if n < 0:
             raise ValueError(f"can only trim 0 tokens or more, got {n}")
         trimmed: int = _stock.trim(self, n)
