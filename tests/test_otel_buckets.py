@@ -41,6 +41,12 @@ DELTA: dict[type, AggregationTemporality] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not cost a cycle."""
+    monkeypatch.setattr("veloxquant_exporters.opentelemetry.feed.MAX_WAIT_S", 30.0)
+
+
 @pytest.fixture
 def pool() -> Iterator[BlockPoolAllocator]:
     """A watched pool that has worked."""

@@ -33,6 +33,12 @@ P = "veloxquant.block_pool."
 POOL = frozenset({(P + "name", "case")})
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not cost a cycle."""
+    monkeypatch.setattr("veloxquant_exporters.opentelemetry.feed.MAX_WAIT_S", 30.0)
+
+
 @pytest.fixture
 def pool() -> Iterator[BlockPoolAllocator]:
     """One watched pool."""

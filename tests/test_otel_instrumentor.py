@@ -20,6 +20,12 @@ from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.telemetry import instrument, notices, take_snapshot, uninstrument
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not cost a cycle."""
+    monkeypatch.setattr("veloxquant_exporters.opentelemetry.feed.MAX_WAIT_S", 30.0)
+
+
 @pytest.fixture
 def instrumentor() -> Iterator[BlockPoolInstrumentor]:
     """Off before and after."""

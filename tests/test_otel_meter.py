@@ -32,6 +32,12 @@ DELTA = dict.fromkeys(
 Points = dict[tuple[str, frozenset[tuple[str, str]]], Any]
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not cost a cycle."""
+    monkeypatch.setattr("veloxquant_exporters.opentelemetry.feed.MAX_WAIT_S", 30.0)
+
+
 @pytest.fixture
 def pool() -> Iterator[BlockPoolAllocator]:
     """A watched pool that has seen work, a failure among it."""

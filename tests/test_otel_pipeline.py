@@ -26,6 +26,12 @@ from veloxquant_mlx.telemetry.histogram import HistogramSnapshot
 LONG_S = 3600.0  # an interval that never comes: exports happen when a test asks
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not cost a cycle."""
+    monkeypatch.setattr("veloxquant_exporters.opentelemetry.feed.MAX_WAIT_S", 30.0)
+
+
 @pytest.fixture
 def pool() -> Iterator[BlockPoolAllocator]:
     """A watched pool that has worked."""

@@ -32,6 +32,12 @@ RESTLESS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not cost a cycle."""
+    monkeypatch.setattr("veloxquant_exporters.opentelemetry.feed.MAX_WAIT_S", 30.0)
+
+
 def scraped() -> dict[tuple[str, Labels], float]:
     """Every sample of the page."""
     registry = CollectorRegistry()

@@ -7,6 +7,7 @@ pool that is locked for long costs a cycle its points and the reader nothing but
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -18,7 +19,7 @@ from veloxquant_exporters.sources import Reading, SnapshotSource
 
 __all__ = ["ERROR_REASONS", "Feed"]
 
-MAX_WAIT_S: Final = 1.0
+MAX_WAIT_S = 2.0
 # A cycle that stopped half way must not lend its reading to a later one.
 MAX_AGE_S: Final = 10.0
 
@@ -47,7 +48,7 @@ class Feed:
 
     Args:
         source: What is read.
-        max_wait_s: Longest wait for a reading, in seconds.
+        max_wait_s: Longest wait for a reading, in seconds; None takes `MAX_WAIT_S`.
         after: Called on the feed's thread a moment after the last reading that was asked for.
     """
 
@@ -55,11 +56,11 @@ class Feed:
         self,
         source: SnapshotSource,
         *,
-        max_wait_s: float = MAX_WAIT_S,
+        max_wait_s: float | None = None,
         after: Callable[[Reading], None] | None = None,
     ) -> None:
         self._source = source
-        self._max_wait_s = max_wait_s
+        self._max_wait_s = MAX_WAIT_S if max_wait_s is None else max_wait_s
         self._after = after
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -87,7 +88,7 @@ class Feed:
         """Count a failure; see `ERROR_REASONS`."""
         self.errors[reason] += 1
 
-    def reading(self, asker: object, timeout_s: float = MAX_WAIT_S) -> Reading | None:
+    def reading(self, asker: object, timeout_s: float = math.inf) -> Reading | None:
         """The reading of this cycle, None where it was skipped.
 
         Args:

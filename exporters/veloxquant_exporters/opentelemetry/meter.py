@@ -13,7 +13,7 @@ from opentelemetry.metrics import Meter, MeterProvider, get_meter_provider
 from veloxquant_exporters import __version__
 from veloxquant_exporters.opentelemetry.buckets import BucketExporter
 from veloxquant_exporters.opentelemetry.drain import Drain
-from veloxquant_exporters.opentelemetry.feed import MAX_WAIT_S, Feed
+from veloxquant_exporters.opentelemetry.feed import Feed
 from veloxquant_exporters.opentelemetry.instruments import Instruments
 from veloxquant_exporters.opentelemetry.naming import SCOPE, style_of
 from veloxquant_exporters.opentelemetry.spans import dropped_span_events
@@ -76,7 +76,7 @@ def instrument_meter(
     *,
     buckets: BucketExporter | None = None,
     attributes: str | None = None,
-    max_wait_s: float = MAX_WAIT_S,
+    max_wait_s: float | None = None,
 ) -> Instrumentation:
     """Show the catalogue on `meter_provider`: every metric, for every pool that `source` has.
 
@@ -89,7 +89,7 @@ def instrument_meter(
             fed as records, at most 500 a collection (see `Drain`).
         attributes: "semantic" or "prometheus"; None takes `VELOXQUANT_OTEL_ATTRIBUTES` of the
             environment, else "semantic".
-        max_wait_s: Longest time that a collection waits for a pool that is locked.
+        max_wait_s: Longest time that a collection waits for a pool that is locked; None is 2 s.
 
     Raises:
         ValueError: `attributes` is something else.
