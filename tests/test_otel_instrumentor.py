@@ -113,6 +113,32 @@ def test_without_arguments_it_uses_the_global_provider_and_sets_none(
     assert (metrics.get_meter_provider(), trace.get_tracer_provider()) == before
 
 
+def test_bad_arguments_change_nothing(instrumentor: BlockPoolInstrumentor) -> None:
+    """The error comes first."""
+    observers, before = list(block_pool._observers), names()
+    with pytest.raises(ValueError, match="semantic"):
+        instrumentor.instrument(attributes="loud")
+    assert block_pool._observers == observers and names() == before
+    assert not instrumentor.is_instrumented_by_opentelemetry
+
+
+def test_a_pool_that_cannot_be_watched_is_made_all_the_same(
+    instrumentor: BlockPoolInstrumentor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its constructor never fails for our sake; the log tells."""
+
+    def refuse(pool: BlockPoolAllocator) -> None:
+        raise OSError("no room to watch")
+
+    instrumentor.instrument(span_events=False)
+    monkeypatch.setattr("veloxquant_exporters.opentelemetry.instrumentor.instrument", refuse)
+    pool = BlockPoolAllocator(PoolConfig(n_blocks=4))
+    assert len(pool.allocate("k", 16, 1)) == 1
+    assert "no room to watch" in caplog.text
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("again", [False, True])
 def test_a_forked_child_is_silent_until_it_is_instrumented_again(again: bool) -> None:

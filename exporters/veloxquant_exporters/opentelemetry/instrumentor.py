@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Collection
 from typing import Any
@@ -17,6 +18,8 @@ from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 from veloxquant_mlx.telemetry import Probe, instrument, registry, uninstrument
 
 __all__ = ["BlockPoolInstrumentor"]
+
+_log = logging.getLogger("veloxquant_exporters.opentelemetry")
 
 
 class BlockPoolInstrumentor(BaseInstrumentor):  # type: ignore[misc, unused-ignore]
@@ -40,15 +43,16 @@ class BlockPoolInstrumentor(BaseInstrumentor):  # type: ignore[misc, unused-igno
         return []
 
     def _instrument(self, **kwargs: Any) -> None:
-        self._watched = weakref.WeakKeyDictionary()
-        for pool in list(block_pool._pools):  # noqa: SLF001 - the pools that live already
-            self._watch(pool)
-        block_pool._observers.append(self._watch)  # noqa: SLF001 - and those to come
+        # First, as it refuses bad arguments, and then nothing must have been changed.
         self._instrumentation = instrument_meter(
             kwargs.get("meter_provider"),
             kwargs.get("source"),
             attributes=kwargs.get("attributes"),
         )
+        self._watched = weakref.WeakKeyDictionary()
+        for pool in list(block_pool._pools):  # noqa: SLF001 - the pools that live already
+            self._watch(pool)
+        block_pool._observers.append(self._watch)  # noqa: SLF001 - and those to come
         if kwargs.get("span_events", True):
             self._events = SpanEvents()
             self._events.start()
@@ -66,8 +70,12 @@ class BlockPoolInstrumentor(BaseInstrumentor):  # type: ignore[misc, unused-igno
         self._instrumentation = self._events = self._watched = None
 
     def _watch(self, pool: BlockPoolAllocator) -> None:
-        if self._watched is not None and _probe_of(pool) is None:
-            self._watched[pool] = instrument(pool)
+        """Runs in the constructor of every pool, to which nothing may go wrong for our sake."""
+        try:
+            if self._watched is not None and _probe_of(pool) is None:
+                self._watched[pool] = instrument(pool)
+        except Exception:  # noqa: BLE001 - whatever it is, the pool must come to be
+            _log.exception("a pool could not be watched")
 
 
 def _probe_of(pool: BlockPoolAllocator) -> Probe | None:
