@@ -226,7 +226,7 @@ _POOL: Final = (
     _gauge("block_size_tokens", "Token slots a block; absent where pools=other differ in it.",
            lambda p: [((), p.block_size)] if p.block_size else [],
            otel="block.size", instrument="gauge", ucum="{token}"),
-    _gauge("config_info", "1, with the pool's configuration as labels.", _config,
+    _gauge("config_info", "1, with the pool's configuration as labels.", _config, ucum="1",
            labels=("block_size", "separate_kv", "grow", "max_blocks")),
     _gauge("free_blocks", "Free blocks by stream.", _streams(lambda _, s: s.free),
            labels=("stream",), otel="block.usage",
