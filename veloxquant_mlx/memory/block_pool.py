@@ -361,12 +361,13 @@ class BlockPoolAllocator(HotPath):
                 self._refuse_reentry()
             for lease in leases:
                 most = len(lease._blocks) * size
+                if lease._at is not self._home:
+                    continue
+                slack = lease._slack - n_tokens
+                slack = 0 if slack < 0 else most if slack > most else slack
                 # commit
-                if lease._at is self._home:
-                    slack = lease._slack - n_tokens
-                    slack = 0 if slack < 0 else most if slack > most else slack
-                    lease._stream.slack += slack - lease._slack
-                    lease._slack = slack
+                lease._stream.slack += slack - lease._slack
+                lease._slack = slack
 
     # -- inside ---------------------------------------------------------------------------------
 

@@ -75,13 +75,17 @@ def _return_group(books: Books, group: Group) -> None:
             _return(books, lease, lease is last)
     except BaseException:
         # Half an owner is no state of the books: finish, then let the interrupt pass.
-        for lease in [kin for kin in group.leases if kin._at is not None]:
+        for lease in filter(_lives, group.leases):
             _return(books, lease, lease is last)
         raise
     finally:
         # A free block keeps its lease, which must not keep the order of the whole request.
         for lease in group.leases:
             lease._group = None
+
+
+def _lives(lease: Lease) -> bool:
+    return lease._at is not None
 
 
 def free_batch(
