@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry
 
-from veloxquant_exporters.http import (
-    HttpServer,
-    Limits,
-    Request,
-    Response,
-    Route,
-    Tls,
-    accepts_gzip,
-)
+from veloxquant_exporters.http import HttpServer, Limits, Route, Tls
 from veloxquant_exporters.prometheus.collector import PoolCollector
-from veloxquant_exporters.prometheus.landing import LANDING_HEADERS, landing_page
-from veloxquant_exporters.prometheus.page import choose, compress, render
+from veloxquant_exporters.prometheus.pages import Pages
 from veloxquant_exporters.sources import LiveSource, SnapshotSource
 
 __all__ = ["DEFAULT_PORT", "start_http_server"]
@@ -68,35 +58,6 @@ def start_http_server(
     if registry is None:
         registry = CollectorRegistry()
         registry.register(PoolCollector(source))
-    pages = _Pages(registry, source, gzip=gzip, tls=tls)
+    pages = Pages(registry, source, gzip=gzip, tls=tls)
     routes = {"/": Route(pages.landing), "/metrics": Route(pages.metrics)}
     return HttpServer(routes, addr=addr, port=port, tls=tls, limits=limits)
-
-
-class _Pages:
-    def __init__(
-        self, registry: CollectorRegistry, source: SnapshotSource, *, gzip: bool, tls: Tls | None
-    ) -> None:
-        self._registry = registry
-        self._source = source
-        self._gzip = gzip
-        self._tls = tls
-
-    def metrics(self, request: Request) -> Response:
-        """The metrics; `name[]=` restricts them to samples of these names."""
-        if self._tls is not None:
-            self._tls.renew()
-        names = parse_qs(request.query).get("name[]")
-        registry = self._registry.restricted_registry(names) if names else self._registry
-        offer = choose(request.header("accept"))
-        body = render(registry, offer)
-        headers: tuple[tuple[str, str], ...] = (("vary", "Accept, Accept-Encoding"),)
-        if self._gzip and accepts_gzip(request.header("accept-encoding")):
-            body, headers = compress(body), (*headers, ("content-encoding", "gzip"))
-        return Response(200, body, offer.content_type, headers)
-
-    def landing(self, request: Request) -> Response:
-        """Links, and a table of the pools."""
-        return Response(
-            200, landing_page(self._source), "text/html; charset=utf-8", LANDING_HEADERS
-        )

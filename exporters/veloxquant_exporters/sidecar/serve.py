@@ -14,7 +14,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from veloxquant_exporters.http import HttpServer, Route, Tls
-from veloxquant_exporters.prometheus.serve import _Pages
+from veloxquant_exporters.prometheus.pages import Pages
 from veloxquant_exporters.sidecar.collector import SidecarCollector
 from veloxquant_exporters.sidecar.debug_pages import DebugPages, SidecarServer, debug_routes
 from veloxquant_exporters.sidecar.directory_source import RETENTION_S, DirectorySource
@@ -110,7 +110,7 @@ def start_sidecar_server(
         tls = Tls(settings.certfile, settings.keyfile, settings.client_cafile)
     registry = CollectorRegistry()
     registry.register(SidecarCollector(source))
-    pages = _Pages(registry, LiveOnly(source), gzip=True, tls=tls)
+    pages = Pages(registry, LiveOnly(source), gzip=True, tls=tls)
     routes = {"/": Route(pages.landing), "/metrics": Route(pages.metrics)}
     routes |= debug_routes(DebugPages(source, clock))
     return SidecarServer(routes, addr=settings.addr, port=settings.port, tls=tls)
