@@ -41,9 +41,12 @@ from veloxquant_mlx.telemetry.snapshot_json import FILE_SUFFIX, Header, Snapshot
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = own_identity()
-# Prometheus keeps a block open for two hours; its head tells what a sample takes in memory, and a
-# snapshot of it what one takes on disk.
-SCRAPE_S = 3.0
+# Long enough for a scrape of 200 workers on a busy machine.
+SCRAPE_S = 5.0
+# A block of Prometheus holds two hours: 480 samples a series at 15 s. To see what a sample takes on
+# disk, fewer workers are scraped more often, until each series has a good part of that.
+DISK_SCRAPE_S = 0.25
+DISK_WORKERS = 10
 
 VICTIM = """
 import sys, threading
@@ -246,60 +249,89 @@ def _own_namespace() -> list[str]:
 
 def bench_prometheus(folder: Path, n_workers: int, scrape_seconds: float) -> None:
     """One real Prometheus, and a sidecar over so many simulated workers."""
-    program = shutil.which("prometheus")
-    if program is None:
-        say("Prometheus", "not installed")
-        return
-    workers = folder / "workers"
-    workers.mkdir()
-    file = snapshot(1)
-    stopping = threading.Event()
-
-    def beat() -> None:
-        sequence = 0
-        while not stopping.wait(1.0):
-            sequence += 1
-            changed = replace(file, header=replace(file.header, sequence=sequence))
-            for n in range(n_workers):
-                put(workers, changed, f"worker-{n}")
-
-    with ExitStack() as stack:
-        for n in range(n_workers):
-            put(workers, file, f"worker-{n}")
-        process, target = stack.enter_context(sidecar(workers))
-        writer = threading.Thread(target=beat)
-        writer.start()
-        stack.callback(lambda: (stopping.set(), writer.join()))
-        port, server = stack.enter_context(prometheus(program, folder / "prometheus", target))
-        until(lambda: ask(port, "scrape_samples_scraped") > 0, "a first scrape")
-        before, began = cpu_s(server), time.perf_counter()
-        side_before = cpu_s(process)
-        stopping.wait(scrape_seconds)
+    with scraped(folder / "many", n_workers, SCRAPE_S) as (process, port, server):
+        before, side_before, began = cpu_s(server), cpu_s(process), time.perf_counter()
+        time.sleep(scrape_seconds)
         elapsed = time.perf_counter() - began
-        n_series = ask(port, "scrape_samples_scraped")
-        n_scrapes = ask(port, f"count_over_time(up[{int(scrape_seconds)}s])")
+        window = f"[{int(scrape_seconds)}s]"
+        n_series = ask(port, f"max_over_time(scrape_samples_scraped{window})")
+        n_scrapes = max(1.0, ask(port, f"count_over_time(up{window})"))
+        took = ask(port, f"quantile_over_time(0.5, scrape_duration_seconds{window})")
+        prometheus_s = (cpu_s(server) - before) / n_scrapes
+        sidecar_s = (cpu_s(process) - side_before) / n_scrapes
         say(f"Prometheus over {n_workers} workers: series", f"{n_series:.0f}")
         say("  series a worker, with one pool", f"{n_series / n_workers:.0f}")
-        say("  a scrape takes", f"{ask(port, 'scrape_duration_seconds') * 1e3:.0f} ms")
-        say("  CPU of Prometheus a scrape",
-            f"{(cpu_s(server) - before) / max(n_scrapes, 1) * 1e3:.0f} ms")  # fmt: skip
-        say("  CPU of the sidecar a scrape",
-            f"{(cpu_s(process) - side_before) / max(n_scrapes, 1) * 1e3:.0f} ms",
-            f"{n_scrapes:.0f} scrapes in {elapsed:.0f} s")  # fmt: skip
+        say("  a scrape takes", f"{took * 1e3:.0f} ms")
+        say("  CPU of Prometheus a scrape", f"{prometheus_s * 1e3:.0f} ms")
+        say("  CPU of the sidecar a scrape, and its looks between", f"{sidecar_s * 1e3:.0f} ms")
         say("  RSS of Prometheus", f"{server.memory_info().rss / 2**20:.0f} MiB")
         say("  RSS of the sidecar", f"{process.memory_info().rss / 2**20:.1f} MiB")
-        n_bytes, n_samples = on_disk(port, folder / "prometheus" / "data")
-        say("  bytes a sample on disk", f"{n_bytes / max(n_samples, 1):.2f}",
-            f"of {n_samples:.0f} samples")  # fmt: skip
+        say("  scrapes that succeeded",
+            f"{ask(port, f'avg_over_time(up{window})'):.0%}",
+            f"of {n_scrapes:.0f} in {elapsed:.0f} s")  # fmt: skip
+
+
+def bench_disk(folder: Path, scrape_seconds: float) -> None:
+    """What a sample takes on disk."""
+    with scraped(folder / "disk", DISK_WORKERS, DISK_SCRAPE_S) as (_, port, _server):
+        time.sleep(scrape_seconds)
+        n_bytes, n_samples, n_series = on_disk(port, folder / "disk" / "prometheus" / "data")
+        say("bytes a sample on disk", f"{n_bytes / max(n_samples, 1):.2f}",
+            f"{n_samples / max(n_series, 1):.0f} samples a series")  # fmt: skip
 
 
 @contextmanager
-def prometheus(program: str, folder: Path, target: int) -> Iterator[tuple[int, psutil.Process]]:
-    """A real Prometheus that scrapes the sidecar every few seconds."""
+def scraped(
+    folder: Path, n_workers: int, scrape_s: float
+) -> Iterator[tuple[psutil.Process, int, psutil.Process]]:
+    """The sidecar's process over simulated workers, and the Prometheus that scrapes it."""
+    program = shutil.which("prometheus")
+    if program is None:
+        raise SystemExit("Prometheus is not installed; the figures above need none")
+    workers = folder / "workers"
+    workers.mkdir(parents=True)
+    file = snapshot(1)
+    stopping = threading.Event()
+
+    def write(sequence: int) -> None:
+        # Counts that rise unevenly, as those of a busy pool do.
+        (pool,) = file.snapshot.pools
+        for n in range(n_workers):
+            moved = replace(pool, n_allocations=pool.n_allocations + sequence * (n % 7) * 13)
+            taken = replace(file.snapshot, pools=(moved,), wall_s=time.time())
+            header = replace(file.header, sequence=sequence)
+            put(workers, replace(file, header=header, snapshot=taken), f"worker-{n}")
+
+    def beat() -> None:
+        sequence = 1
+        while not stopping.wait(1.0):
+            sequence += 1
+            write(sequence)
+
+    with ExitStack() as stack:
+        write(1)
+        process, target = stack.enter_context(sidecar(workers))
+        writer = threading.Thread(target=beat)
+        writer.start()
+        stack.callback(writer.join)
+        stack.callback(stopping.set)
+        port, server = stack.enter_context(
+            prometheus(program, folder / "prometheus", target, scrape_s)
+        )
+        until(lambda: ask(port, "scrape_samples_scraped") > 0, "a first scrape")
+        yield process, port, server
+
+
+@contextmanager
+def prometheus(
+    program: str, folder: Path, target: int, scrape_s: float
+) -> Iterator[tuple[int, psutil.Process]]:
+    """A real Prometheus that scrapes the sidecar; its port and process."""
     folder.mkdir()
+    interval = f"{scrape_s * 1e3:.0f}ms"
     config = folder / "prometheus.yml"
     config.write_text(
-        f"global: {{scrape_interval: {SCRAPE_S:g}s, scrape_timeout: {SCRAPE_S:g}s}}\n"
+        f"global: {{scrape_interval: {interval}, scrape_timeout: {interval}}}\n"
         "scrape_configs:\n  - job_name: veloxquant\n"
         f"    static_configs: [{{targets: ['127.0.0.1:{target}']}}]\n"
     )
@@ -324,17 +356,19 @@ def ask(port: int, query: str) -> float:
     return float(rows[0]["value"][1]) if rows else 0.0
 
 
-def on_disk(port: int, data: Path) -> tuple[int, int]:
-    """Bytes and samples of the blocks that a snapshot of the head writes."""
+def on_disk(port: int, data: Path) -> tuple[int, int, int]:
+    """Bytes, samples and series of the blocks that a snapshot of the head writes."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request("POST", "/api/v1/admin/tsdb/snapshot")
     connection.getresponse().read()
     connection.close()
-    n_bytes = n_samples = 0
+    n_bytes = n_samples = n_series = 0
     for meta in data.glob("snapshots/*/*/meta.json"):
-        n_samples += json.loads(meta.read_text())["stats"]["numSamples"]
+        stats = json.loads(meta.read_text())["stats"]
+        n_samples += stats["numSamples"]
+        n_series += stats["numSeries"]
         n_bytes += sum(path.stat().st_size for path in meta.parent.rglob("*") if path.is_file())
-    return n_bytes, n_samples
+    return n_bytes, n_samples, n_series
 
 
 def main() -> None:
@@ -350,6 +384,7 @@ def main() -> None:
         bench_dead(folder)
         bench_death(folder)
         bench_prometheus(folder, options.workers, options.scrape_seconds)
+        bench_disk(folder, options.scrape_seconds)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import threading
 from typing import Final
 
 from veloxquant_mlx.core.exceptions import ArgumentTypeError
-from veloxquant_mlx.telemetry import registry
 from veloxquant_mlx.telemetry.snapshot_publisher import Publisher, set_event_source
 
 __all__ = [
@@ -27,7 +26,8 @@ WORKER_VARIABLE: Final = "VELOXQUANT_WORKER"
 FORK_WAIT_S: Final = 0.2
 
 _current: list[Publisher] = []
-_starting = threading.Lock()
+# In a list, as a forked child needs another one: this may be held by a thread it does not have.
+_starting = [threading.Lock()]
 
 
 def publish(
@@ -80,7 +80,7 @@ def stop_publishing() -> None:
 
 
 def _publish(wanted: Publisher) -> Publisher:
-    with _starting:
+    with _starting[0]:
         _current[:] = [publisher for publisher in _current if publisher.alive]
         if _current:
             there = _current[0]
@@ -98,7 +98,7 @@ def _publish(wanted: Publisher) -> Publisher:
 
 
 def _before_fork() -> None:
-    """Let no fork come while the publishing thread holds locks that the child could never get."""
+    """Let no fork come in the middle of a write, whose locks and file the child could not finish."""
     _paused.extend(publisher for publisher in _current if publisher.pause(FORK_WAIT_S))
 
 
@@ -113,11 +113,10 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     """The child has no publishing thread: begin one of its own, as somebody else."""
     _paused.clear()
+    _starting[0] = threading.Lock()
     if not _current:
         publish_from_environment()
         return
-    # Whatever thread held it in the parent is not here to let it go.
-    registry._registry._lock = threading.RLock()
     for publisher in _current:
         publisher.start_in_child()
 
