@@ -16,7 +16,7 @@ export PYTEST_TIMEOUT ?= 120
 BENCH_OUT := build/bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fmt lint type bench bench-guard bench-compare bench-peer pins wheel clean setup-run setup-dev
+.PHONY: help dash demo test fmt lint type bench bench-guard bench-compare bench-peer pins wheel clean setup-run setup-dev
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,9 @@ bench-peer: setup-dev ## compare the allocator with the package of the same API 
 
 pins: ## move constraints.txt to the newest releases allowed
 	@scripts/pin
+
+dash: setup-dev ## build the Grafana boards from dashboards/source
+	@$(BIN)/python dashboards/build.py
 
 wheel: setup-dev ## build the wheel and the sdist into dist/
 	@$(BIN)/python -m hatchling build

@@ -37,7 +37,9 @@ class Collected(DashboardExporter):  # type: ignore[misc] # the library has no a
         super().__init__()
         self.boards: dict[str, dict[str, Any]] = {}
 
-    def process_dashboard(self, project_name: str, dashboard_name: str, dashboard_data: Any) -> None:
+    def process_dashboard(
+        self, project_name: str, dashboard_name: str, dashboard_data: Any
+    ) -> None:
         """Called by the library once a board."""
         if dashboard_name in self.boards:
             raise ValueError(f"two boards are named {dashboard_name!r}")

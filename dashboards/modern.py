@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from string import ascii_uppercase
 from typing import Any
 
 from panels import DATASOURCE
@@ -88,7 +89,7 @@ def _lay_out(rows: list[Json]) -> list[Json]:
         y = _lay_row(row["panels"], y + 1, panels)
     for number, panel in enumerate(panels, 1):
         panel["id"] = number
-        for letter, target in zip("ABCDEFGHIJ", panel.get("targets", ())):
+        for letter, target in zip(ascii_uppercase, panel.get("targets", ()), strict=False):
             target["refId"] = letter
     return panels
 

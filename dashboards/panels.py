@@ -96,9 +96,7 @@ class _Panel(PanelsItemBase):  # type: ignore[misc] # the library has no annotat
             "expr": expand(target["expr"]),
             "format": target.get("format", "time_series"),
             "instant": instant,
-            "legendFormat": target.get("legend", "__auto")
-            .replace("[[", "{{")
-            .replace("]]", "}}"),
+            "legendFormat": target.get("legend", "__auto").replace("[[", "{{").replace("]]", "}}"),
             "range": not instant,
         }
 

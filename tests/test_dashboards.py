@@ -210,9 +210,7 @@ def test_counters_are_rated_and_gauges_are_not(file: Path) -> None:
     kinds = {metric.name: metric.kind for metric in CATALOGUE}
     for expression in expressions(load(file)):
         for name in re.findall(r"(?<![:\w])(veloxquant_\w+|scrape_\w+|up)\{", expression):
-            rated = re.search(
-                rf"(?:rate|increase|resets)\({re.escape(name)}\{{", expression
-            )
+            rated = re.search(rf"(?:rate|increase|resets)\({re.escape(name)}\{{", expression)
             if name in OF_PROMETHEUS:
                 continue
             base = name.removesuffix("_bucket")

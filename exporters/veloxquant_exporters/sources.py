@@ -1,5 +1,6 @@
-"""Sources: where an exporter gets its snapshots from. Nothing else differs between the exporter
-in the serving process and the one in a sidecar.
+"""Sources: where an exporter gets its snapshots from.
+
+Nothing else differs between the exporter in the serving process and the one in a sidecar.
 """
 
 from __future__ import annotations
