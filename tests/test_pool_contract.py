@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import inspect
 import math
@@ -108,6 +109,14 @@ def test_config_travels() -> None:
     config = PoolConfig(block_size=4, n_blocks=3)
     assert copy.deepcopy(config) == config == pickle.loads(pickle.dumps(config))
     assert hash(config) == hash(PoolConfig(block_size=4, n_blocks=3))
+
+
+def test_config_defaults_are_on_the_class() -> None:
+    """As the page lists them; and a name that is no field is refused like one that is."""
+    assert (PoolConfig.block_size, PoolConfig.n_blocks, PoolConfig.max_blocks) == (16, 1024, None)
+    for name in ("n_blocks", "blocks"):
+        with pytest.raises(AttributeError, match=name):
+            setattr(PoolConfig(), name, 3)
 
 
 def test_pool_shows_its_config() -> None:
@@ -256,6 +265,27 @@ def test_fragmentation_without_blocks() -> None:
     assert AllocationStats(0).fragmentation() == 0.0
     assert unified(0).stats.fragmentation() == 0.0
     assert "nan" not in unified(0).stats.to_prometheus().lower()
+
+
+def test_a_lease_cannot_be_copied() -> None:
+    """A copy would be live without standing for a holding."""
+    pool = unified()
+    block = pool.allocate("k", 16, 1)[0]
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="Lease cannot be copied"):
+            make(block.lease)
+    assert copy.copy(block).owner == 1, "a copied block has a lease of its own"
+
+
+def test_live_stats_can_be_replaced() -> None:
+    """`dataclasses.replace` makes a value of it, as of any stats."""
+    pool = unified()
+    pool.allocate("k", 40, 1)
+    changed = dataclasses.replace(pool.stats, n_frees=1)
+    assert type(changed) is AllocationStats
+    assert (changed.n_allocations, changed.n_frees, changed.blocks_in_use()) == (3, 1, 2)
+    assert dataclasses.asdict(pool.stats)["n_allocations"] == 3
+    assert pool.stats.n_frees == 0
 
 
 def test_stats_is_live_and_snapshot_is_not() -> None:
@@ -664,6 +694,28 @@ def test_allocate_needs_tokens(n_tokens: int) -> None:
     with pytest.raises(ValueError, match=str(n_tokens)):
         pool.allocate("k", n_tokens, 1)
     pool.register_owner(1)
+
+
+@pytest.mark.parametrize("n_tokens", [2**55, sys.maxsize, 2**70])
+@pytest.mark.parametrize("options", [{}, {"max_blocks": 9}, {"max_blocks": 2**80}])
+def test_more_than_there_can_be(n_tokens: int, options: dict[str, int]) -> None:
+    """Exhaustion, whether the pool, its limit or memory ends first; nothing is kept of it."""
+    pool = unified(grow_on_exhaustion=bool(options), **options)
+    for call in (lambda: pool.allocate("k", n_tokens, 1), lambda: pool.allocate_kv(n_tokens, 1)):
+        with pytest.raises(BlockPoolExhaustedError):
+            call()
+    assert (pool.n_free(), pool.stats.n_grown, pool.stats.n_exhausted) == (8, 0, 2)
+    pool.register_owner(1)
+
+
+@pytest.mark.parametrize("n_tokens", [2**63, 2**70])
+def test_growth_without_limit_ends_where_memory_does(n_tokens: int) -> None:
+    """An error at once: not a process that eats all there is until it is killed."""
+    pool = separate(grow_on_exhaustion=True)
+    with pytest.raises(BlockPoolExhaustedError, match="memory"):
+        pool.allocate_kv(n_tokens, 1)
+    assert (pool.n_free("k"), pool.n_free("v"), pool.stats.n_grown) == (4, 4, 0)
+    pool.allocate_kv(160, 1)
 
 
 @pytest.mark.parametrize("n_tokens", [None, True, 1.0, math.nan, "16", [16]])

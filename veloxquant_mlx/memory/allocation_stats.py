@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
@@ -94,6 +94,10 @@ class LiveStats(AllocationStats):
     A single field may be read at any time, from any thread or signal handler, without the lock.
     Fields that belong together come from `snapshot()`, which takes the pool's lock.
     """
+
+    def __new__(cls, *_pool: Any, **values: Any) -> Any:
+        """The view of a pool; of fields, as `dataclasses.replace` gives them, a frozen value."""
+        return AllocationStats(**values) if values else super().__new__(cls)
 
     def __init__(self, pool: BlockPoolAllocator) -> None:
         object.__setattr__(self, "_pool", pool)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 
 from veloxquant_mlx.core.exceptions import ArgumentTypeError
@@ -40,8 +39,6 @@ def check_tokens(n_tokens: object) -> int:
         raise ArgumentTypeError(f"n_tokens must be an int >= 1, got {n_tokens!r}")
     if n_tokens < 1:
         raise ValueError(f"n_tokens must be >= 1, got {n_tokens}")
-    if n_tokens > sys.maxsize:
-        raise ValueError(f"n_tokens must be <= {sys.maxsize}, got {n_tokens}")
     return int.__add__(n_tokens, 0)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from veloxquant_mlx.memory.block import Block
@@ -79,6 +79,12 @@ class Lease:
         if self._tomb is None:
             self._tomb = Lease(self._stream, self._owner, self._format)
         return self._tomb
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Lease cannot be copied or pickled: it is the identity of one holding. Keep the lease "
+            "itself, or its owner, stream and format"
+        )
 
     def __repr__(self) -> str:
         state = "live" if self._at is not None else "dead"

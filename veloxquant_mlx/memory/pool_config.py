@@ -9,7 +9,9 @@ from veloxquant_mlx.core.exceptions import ArgumentTypeError
 __all__ = ["PoolConfig"]
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots, so that the defaults can be read off the class as the API page shows them, and that
+# setting a name that is no field is the same FrozenInstanceError as setting a field.
+@dataclass(frozen=True)
 class PoolConfig:
     """Size and behaviour of a block pool. Immutable, so safe to share between threads.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
 from veloxquant_mlx.memory.block import Block, Lease, Owner
@@ -14,8 +14,11 @@ from veloxquant_mlx.memory.stream import Stream, make_blocks
 
 __all__ = ["make_room", "take"]
 
+# A Block and its place in a list, at least.
+BLOCK_BYTES: Final = 64
+
 _CAUSE = {
-    "limit": "growth is at max_blocks",
+    "limit": "growth would pass max_blocks, or what memory can hold",
     "stranded": "the other stream has enough free blocks; separate_kv=False would share them",
     "full": "the pool may not grow",
 }
@@ -145,12 +148,26 @@ def make_room(books: Books, streams: tuple[Stream, ...], n_tokens: int, owner: O
         return
     config = books._config
     limit = config.max_blocks if config.grow_on_exhaustion else 0
-    if limit is not None and books._counts[4].n_blocks + sum(short.values()) > limit:
+    n_more = sum(short.values())
+    over = limit is not None and books._counts[4].n_blocks + n_more > limit
+    if over or not _fits_in_memory(n_more):
         _fail(books, need, short, n_tokens, owner)
     for stream, n_short in short.items():
         _grow(books, stream, n_short)
     if config.grow_on_exhaustion:
         books._incidents.grow_attempts["full"] += 1
+
+
+def _fits_in_memory(n_blocks: int) -> bool:
+    """Whether the system would give memory for so many blocks at all.
+
+    Growth without a limit must end in an error, not in the kernel's choice of a process to kill.
+    """
+    try:
+        bytes(n_blocks * BLOCK_BYTES)  # asked for and given back, never touched
+    except (MemoryError, OverflowError):
+        return False
+    return True
 
 
 def _grow(books: Books, stream: Stream, n: int) -> None:
