@@ -344,7 +344,7 @@ def test_G03_unit_tests_need_no_benchmark_plugin() -> None:
     without = ["-p", "no:benchmark", "-p", "no:xdist", "-p", "no:timeout"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", "--collect-only", *without,
-         "tests/test_guard.py", "tests/test_skeleton.py"],
+         "tests/test_guard.py"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -419,3 +419,21 @@ def test_a_missing_benchmark_of_a_suite_is_named(
     assert suite.main([stored(tmp_path, "guard.json", run_of(1.0))]) == 2
     files = {path.name for path in (ROOT / "benchmarks").glob("bench_*.py")}
     assert set(expected) <= files
+
+
+def test_the_workflow_runs_what_a_person_runs() -> None:
+    """One script for both, on every supported end of the Python range, and its measurements are kept."""
+    yaml: Any = pytest.importorskip("yaml", reason="pyyaml belongs to the group 'test'")
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    steps = workflow["jobs"]["check"]["steps"]
+    assert ".ci/run" in [step.get("run") for step in steps]
+    (kept,) = [step for step in steps if "upload-artifact" in step.get("uses", "")]
+    assert kept["if"] == "always()"
+    assert kept["with"]["path"] == "build/bench"
+    verbs = (ROOT / ".ci" / "run").read_text("utf-8")
+    assert "bench-guard" in verbs
+    shallow = [
+        job for job in ("bench", "compare")
+        if workflow["jobs"][job]["steps"][0]["with"].get("fetch-depth") != 0
+    ]  # fmt: skip
+    assert shallow == [], "comparing and history need the commits"

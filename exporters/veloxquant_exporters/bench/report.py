@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from veloxquant_exporters.bench.verdict import Verdict
 from veloxquant_exporters.bench.workloads import WORKLOADS
@@ -92,8 +92,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     )
 
 
-def _number(figures: object, key: str, spec: str = ".2f") -> str:
-    assert hasattr(figures, "get")
+def _number(figures: Mapping[str, float], key: str, spec: str = ".2f") -> str:
     value = figures.get(key)
     return "-" if value is None else format(value, spec)
 

@@ -121,11 +121,10 @@ class FreeAllMixed(FreeAll):
         """All owners hold their blocks, but one each."""
         turn = self.n // 8
         for owner in self.owners:
-            for n_turn in range(8):
-                blocks = self.pool.allocate(
-                    "k", turn * BLOCK_SIZE, owner, ("fp16", "int4")[n_turn % 2]
-                )
-            self.pool.free(blocks[:1])
+            first = self.pool.allocate("k", turn * BLOCK_SIZE, owner, "fp16")[:1]
+            for n_turn in range(1, 8):
+                self.pool.allocate("k", turn * BLOCK_SIZE, owner, ("fp16", "int4")[n_turn % 2])
+            self.pool.free(first)
         _expect("n_free at the start", self.pool.n_free("k"), len(self.owners))
 
 

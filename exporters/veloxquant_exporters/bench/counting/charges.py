@@ -13,6 +13,7 @@ import bisect
 import heapq
 import itertools
 import math
+import operator
 import random
 import threading
 from collections import deque
@@ -190,7 +191,7 @@ def _delete(own: Any, at: Any) -> None:
         METER.moves += len(own) - start
     elif isinstance(own, deque):
         METER.moves += min(_index((at,), len(own), 0), len(own) - _index((at,), len(own), 0))
-    del own[at]
+    operator.delitem(own, at)
 
 
 def _store(own: Any, at: slice, value: Any) -> None:
