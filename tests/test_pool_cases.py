@@ -114,6 +114,22 @@ def test_B04_one_call_with_every_kind_of_block(caplog: pytest.LogCaptureFixture)
     assert len(lines) == 1, "one line a minute"
 
 
+def test_B04_a_block_with_a_hash_of_its_own() -> None:
+    """A hand-made subclass is foreign; that its hash calls the pool changes nothing."""
+    pool = BlockPoolAllocator(PoolConfig(n_blocks=8, separate_kv=False))
+    calls = []
+
+    class Odd(Block):
+        def __hash__(self) -> int:
+            calls.append(pool.allocate("k", 1, "inner"))
+            return 1
+
+    block = pool.allocate("k", 16, 1)[0]
+    odd = Odd(2)
+    pool.free([odd, block, odd])
+    assert (pool.n_free(), pool.rejected["foreign"], calls) == (8, 2, [])
+
+
 def test_B04_None_inside_frees_nothing() -> None:
     """One thing that is no block, and the whole list is refused."""
     pool = unified(8)

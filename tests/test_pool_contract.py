@@ -25,6 +25,7 @@ from veloxquant_mlx.core.exceptions import (
     PoolError,
     PoolReentryError,
 )
+from veloxquant_mlx.memory import block_pool
 from veloxquant_mlx.memory.block_pool import (
     AllocationStats,
     Block,
@@ -555,6 +556,12 @@ def test_error_classes() -> None:
 
 
 # -- allocate -------------------------------------------------------------------------------------
+
+
+def test_the_errors_are_found_beside_the_pool() -> None:
+    """Where code written for the package of the same API looks for them."""
+    assert block_pool.BlockPoolExhaustedError is BlockPoolExhaustedError
+    assert block_pool.OwnerAlreadyActiveError is OwnerAlreadyActiveError
 
 
 def test_page_example() -> None:

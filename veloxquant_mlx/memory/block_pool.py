@@ -17,7 +17,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NoReturn, Protocol
 
-from veloxquant_mlx.core.exceptions import ArgumentTypeError, OwnerAlreadyActiveError
+from veloxquant_mlx.core.exceptions import (
+    ArgumentTypeError,
+    BlockPoolExhaustedError,
+    OwnerAlreadyActiveError,
+)
 from veloxquant_mlx.memory.allocation_stats import AllocationStats, LiveStats
 from veloxquant_mlx.memory.block import Block, Lease, Owner
 from veloxquant_mlx.memory.checks import (
@@ -34,7 +38,17 @@ from veloxquant_mlx.memory.pool_config import PoolConfig
 from veloxquant_mlx.memory.stream import Stream
 from veloxquant_mlx.memory.taking import make_room, take
 
-__all__ = ["FP16", "AllocationStats", "Block", "BlockPoolAllocator", "PoolConfig", "RetireListener"]
+# The two errors as well: code for the package of the same API imports them from here too.
+__all__ = [
+    "FP16",
+    "AllocationStats",
+    "Block",
+    "BlockPoolAllocator",
+    "BlockPoolExhaustedError",
+    "OwnerAlreadyActiveError",
+    "PoolConfig",
+    "RetireListener",
+]
 
 _anonymous = itertools.count(1)
 

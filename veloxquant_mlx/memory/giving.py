@@ -217,10 +217,11 @@ def free_and_count(books: Books, batch: list[Block], owner: Owner | None) -> Non
     refused = free_batch(books, batch, owner, None)
     if refused:
         # A block freed by this very call and refused after is repeated, not free already.
-        freed = Counter(batch)
-        freed.subtract(refused)
+        # By id: a subclass could bring a hash that calls the pool.
+        freed = Counter(map(id, batch))
+        freed.subtract(map(id, refused))
         for block in refused:
-            reason = "repeated" if freed[block] > 0 else books._reason(block, owner)
+            reason = "repeated" if freed[id(block)] > 0 else books._reason(block, owner)
             books._incidents.refuse([reason or "stale"])
 
 
