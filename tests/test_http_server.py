@@ -268,10 +268,11 @@ def test_a_forked_child_holds_neither_port_nor_connection() -> None:
     kept = ask_and_wait(handle.port, b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
     assert kept.recv(15) == b"HTTP/1.1 200 \r\n"
     context = multiprocessing.get_context("fork")
-    leave = context.Event()
-    child = context.Process(target=_stop_and_wait, args=(handle, leave))
+    there, leave = context.Event(), context.Event()
+    child = context.Process(target=_stop_and_wait, args=(handle, there, leave))
     child.start()
     try:
+        assert there.wait(20)
         handle.stop()
         assert can_listen(handle.port)
         assert ends(kept).endswith(b"healthy\n")
@@ -282,8 +283,9 @@ def test_a_forked_child_holds_neither_port_nor_connection() -> None:
     assert child.exitcode == 0
 
 
-def _stop_and_wait(handle: HttpServer, leave: Any) -> None:
+def _stop_and_wait(handle: HttpServer, there: Any, leave: Any) -> None:
     handle.stop()  # of no use in a child, and no harm
+    there.set()
     leave.wait()
 
 
