@@ -246,16 +246,17 @@ def test_weights_make_the_histogram_true_of_a_mixture(watched: Any) -> None:
 
 
 def test_strides_are_short_at_first_and_for_quiet_pools() -> None:
-    """Calls // 2 at first, then so that 50 samples a second are taken, never more than the most."""
+    """Twice the calls at first, then so that 20 samples a second are taken, up to the most."""
     slot = RareSlot("allocate")
-    assert slot.stride(1, 0, 0.5) == 1
+    assert slot.stride(1, 0, 0.5) == 2
     slot.sampled_calls, slot.sampled_ns = 10_000, 0
     a_second = 1_000_000_000
-    assert slot.stride(10_100, a_second, 0.5) == 2  # 100 calls a second
-    assert slot.stride(20_000, a_second, 0.5) == 200
+    assert slot.stride(10_010, a_second, 0.5) == 1  # 10 calls a second: each of them
+    assert slot.stride(10_100, a_second, 0.5) == 5
+    assert slot.stride(14_000, a_second, 0.5) == 200
     assert slot.stride(10_000_000, a_second, 0.5) == MAX_STRIDE
     assert slot.stride(10_000_000, 0, 0.99) <= 1.5 * MAX_STRIDE
-    assert {slot.stride(20_000, a_second, j / 10) for j in range(10)} >= {100, 140, 200, 260}
+    assert {slot.stride(14_000, a_second, j / 10) for j in range(10)} >= {100, 140, 200, 260}
 
 
 def test_a_round_of_layers_and_streams_is_sampled_all_over() -> None:
@@ -267,7 +268,7 @@ def test_a_round_of_layers_and_streams_is_sampled_all_over() -> None:
         calls = 10_000
         for _ in range(6400):
             slot.sampled_calls, slot.sampled_ns = calls - stride, 0
-            calls += slot.stride(calls, 20_000_000, rng.random())  # a 50th of a second
+            calls += slot.stride(calls, 50_000_000, rng.random())  # a 20th of a second
             positions[calls % 64] += 1
         assert len(positions) == 64
         assert max(positions.values()) < 3 * min(positions.values())

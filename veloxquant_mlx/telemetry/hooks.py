@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["Hooks"]
 
 # Samples are observed so many at a time, or when a snapshot is taken.
-DIGESTED: Final = 16
+DIGESTED: Final = 64
 # How often the timing lock may be entered for nothing before it is put back: so often at least, ...
 PATIENCE: Final = 64
+PATIENCE_AT_START: Final = 16
 # ... once in so many hooked calls, ...
 PATIENCE_SHARE: Final = 8
 # ... and for a slot of which nothing is known yet. Each time costs about a microsecond.
@@ -101,7 +102,7 @@ class Hooks:
             stream.took, stream.gave = took, gave
         pool._rare = self._make_rare(pool._journal.append)
         pool._timed = self._on_bulk
-        self._arm(pool, None, PATIENCE)
+        self._arm(pool, None, PATIENCE_AT_START)
 
     def _make_hooks(self, pool: BlockPoolAllocator) -> None:
         errors, log = self._meters.errors, pool._journal.append
@@ -383,7 +384,7 @@ class Hooks:
             if self._wait_due:
                 self._wait_due = False
                 self._waits_ns.append(had_ns - asked_ns)
-                if len(self._waits_ns) >= 4 * DIGESTED:
+                if len(self._waits_ns) >= DIGESTED:
                     self._digest_waits()
             self._left_stamps -= 1
             if self._left_stamps <= 0:

@@ -45,7 +45,7 @@ are read off one snapshot of the pool, taken under its lock; no exporter keeps c
 - Rates are left to the query: no gauge holds a throughput, so nothing lingers when a pool idles.
 - Levels are raw counts; divide them in the query. `token_slots_used` is the fill that caches tell
   the pool, so `1 - used / allocated` is waste; `fragmentation` is not.
-- **Sampled and weighted** histograms come from one call in N, with N few at first, about 50 samples
+- **Sampled and weighted** histograms come from one call in N, with N few at first, about 20 samples
   a second after, 2,039 calls at most and jittered. A sample counts as all the calls since the one
   before, so that counts and sums are those of all calls. Calls of 4,096 blocks and more are each
   observed. Ages and lifetimes may lag by the time between two snapshots.

@@ -18,9 +18,9 @@ __all__ = ["MAX_STRIDE", "HookSlot", "RareSlot", "Slot", "make_hook"]
 # would time the same call of each round.
 MAX_STRIDE: Final = 2039
 RETRY: Final = 16
-# Fifty samples a second and slot are what strides aim at, so that a quiet pool is seen as well as a busy one.
+# Twenty samples a second and slot are what strides aim at, so that a quiet pool is seen as well as a busy one.
 # A sample takes some 5 us when its code is in the processor's cache, and five times that otherwise.
-NS_A_SAMPLE: Final = 1_000_000_000 // 50
+NS_A_SAMPLE: Final = 1_000_000_000 // 20
 
 
 class Slot(ABC):
@@ -77,7 +77,7 @@ class Slot(ABC):
         """After how many calls to sample again: few at first, and while calls are few a second."""
         elapsed_ns = now_ns - self.sampled_ns
         by_rate = (calls - self.sampled_calls) * NS_A_SAMPLE // (elapsed_ns or 1)
-        stride = max(1 << min(self.misses, 11), min(calls >> 1, by_rate))
+        stride = max(1 << min(self.misses, 11), min(calls << 1, by_rate))
         return int(min(MAX_STRIDE, stride) * (0.5 + jitter)) or 1
 
 
