@@ -16,7 +16,7 @@ export PYTEST_TIMEOUT ?= 120
 BENCH_OUT := build/bench
 
 .DEFAULT_GOAL := help
-.PHONY: help dash demo test fmt lint type bench bench-guard bench-compare bench-peer pins wheel clean setup-run setup-dev
+.PHONY: help demo test fmt lint type bench bench-guard bench-compare bench-peer pins dash wheel clean setup-run setup-dev
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
