@@ -71,16 +71,16 @@ def liveness(identity: ProcessIdentity, namespace: str) -> Liveness:
         return "unknown"
     if identity.pid <= 0:
         return "unknown"
-    began = _start_time(identity.pid)
-    if began is not None:
-        return "alive" if began == identity.start_time else "gone"
     try:
         os.kill(identity.pid, 0)
     except ProcessLookupError:
         return "gone"
     except (OSError, OverflowError):
-        return "unknown"  # it exists, and is another user's
-    # It exists, but does not tell when it began. A zombie of ours is the one case that is clear.
+        pass  # it exists, and is another user's
+    began = _start_time(identity.pid)
+    if began is not None:
+        return "alive" if began == identity.start_time else "gone"
+    # It does not tell when it began. A zombie is the one case that is clear.
     return "gone" if _is_zombie(identity.pid) else "unknown"
 
 
