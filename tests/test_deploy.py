@@ -150,7 +150,8 @@ def test_pod_workers_publish_where_the_sidecar_reads() -> None:
     pod = worker_pod()
     (volume,) = pod["volumes"]
     assert volume["emptyDir"]["medium"] == "Memory" and pod["securityContext"]["fsGroup"]
-    sidecar, *workers = [*pod["initContainers"], *pod["containers"]]
+    containers: list[dict[str, Any]] = pod["initContainers"] + pod["containers"]
+    sidecar, workers = containers[0], containers[1:]
     assert sidecar["restartPolicy"] == "Always", "a native sidecar ends after the workers"
     for container in (sidecar, *workers):
         (mount,) = container["volumeMounts"]
