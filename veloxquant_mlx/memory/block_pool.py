@@ -11,6 +11,7 @@ what may happen inside a call), `taking` and `giving` (the changes), `books`, `s
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import weakref
 from collections import deque
@@ -50,6 +51,7 @@ __all__ = [
     "RetireListener",
 ]
 
+_log = logging.getLogger("veloxquant_mlx.memory")
 _anonymous = itertools.count(1)
 
 
@@ -348,12 +350,22 @@ class BlockPoolAllocator(HotPath):
         finally:
             # Without the lock: a storage takes its own, and may call the pool.
             if ids:
-                for listener in list(self._listeners):
-                    listener.drop_retired(ids)
+                self._tell_retired(ids)
         return len(ids)
 
+    def _tell_retired(self, ids: list[int]) -> None:
+        for listener in list(self._listeners):
+            # The ids are gone whatever one listener makes of that, and the others hold buffers.
+            try:
+                listener.drop_retired(list(ids))
+            except Exception:  # noqa: BLE001 - a storage's fault is not the caller's
+                _log.exception("a retire listener failed; its buffers of %d ids may stay", len(ids))
+
     def add_retire_listener(self, listener: RetireListener) -> None:
-        """Call `listener.drop_retired(block_ids)` after each `shrink`; held weakly."""
+        """Call `listener.drop_retired(block_ids)` after each `shrink`; held weakly.
+
+        What it raises is logged: the blocks are retired by then.
+        """
         self._listeners.add(listener)
 
     # -- fill -----------------------------------------------------------------------------------
