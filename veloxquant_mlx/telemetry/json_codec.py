@@ -182,7 +182,8 @@ def _decoder(kind: Any) -> _Decoder:
 
 
 def _compound_decoder(kind: Any) -> _Decoder:
-    origin, args = get_origin(kind), get_args(kind)
+    origin: Any = get_origin(kind)
+    args = get_args(kind)
     if origin in (Union, types.UnionType) and len(args) == 2 and type(None) in args:
         return _optional_decoder(next(arg for arg in args if arg is not type(None)))
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:

@@ -87,7 +87,7 @@ class Publisher:
         self.directory = Path(directory)
         self.interval = _check_interval(interval)
         self.worker = _check_worker(worker)
-        self._errors = dict.fromkeys(ERRORS, 0)
+        self._errors: dict[str, int] = dict.fromkeys(ERRORS, 0)
         self._logged: dict[str, float] = {}
         self._failing = False
         self._slot: WorkerSlot | None = None
