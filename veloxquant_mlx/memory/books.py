@@ -17,6 +17,7 @@ from veloxquant_mlx.core.exceptions import ArgumentTypeError
 from veloxquant_mlx.memory.block import Block, Lease, Owner, detached_reason
 from veloxquant_mlx.memory.incidents import Incidents
 from veloxquant_mlx.memory.journal import HISTORY, Counts, Entry, Era, Part
+from veloxquant_mlx.memory.lease import Group
 from veloxquant_mlx.memory.pool_config import PoolConfig
 from veloxquant_mlx.memory.stream import Stream
 
@@ -41,6 +42,7 @@ class Books:
         "_now",  # the clock as last read; the one-block path does not pay for reading it
         "_owners",  # the first lease of each owner that holds blocks
         "_rare",  # journal slot of calls with several parts and of failures
+        "_spent",  # groups of released owners, whose order is yet to be dropped
         "_streams",
         "_taken",
         "_timed",  # told operation, blocks and start of bulk calls and of growth, when instrumented
@@ -70,6 +72,7 @@ class Books:
         self._owners: dict[Owner, Lease] = {}
         self._waiting: dict[Owner, None] = {}
         self._explicit: dict[Owner, None] = {}
+        self._spent: list[Group] = []
         self._taken = 0
         self._counts: Counts = (0, 0, 0, 0, Era(n_blocks=n))
         self._incidents = Incidents([stream.name for stream in self._streams])

@@ -79,7 +79,9 @@ def _return_group(books: Books, group: Group) -> None:
             _return(books, lease, lease is last)
         raise
     finally:
-        # A free block keeps its lease, which must not keep the order of the whole request.
+        # A free block keeps its lease, which must not keep the order of the whole request. To drop
+        # that here would take a moment a turn; the next allocation of many blocks does it.
+        books._spent.append(group)
         for lease in group.leases:
             lease._group = None
 

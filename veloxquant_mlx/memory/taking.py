@@ -33,6 +33,7 @@ def take(
     """
     size = books._block_size
     n = -(-n_tokens // size)
+    books._spent.clear()
     taken, n_born = _pick(stream, n)
     lease, group = _lease_for(books, stream, owner, fmt)
     held: Any = lease._blocks
