@@ -37,9 +37,11 @@ class SnapshotSource(Protocol):
     @property
     def labels_processes(self) -> bool:
         """True where series of several processes meet, so that each carries the label."""
+        ...
 
     def read(self) -> Reading:
         """The present state. Never raises: what cannot be read is counted in `errors`."""
+        ...
 
 
 class LiveSource:

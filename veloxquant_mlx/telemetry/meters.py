@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECKS", "DROP_REASONS", "ERROR_REASONS", "Meters", "owner_text"]
 
-CHECKS: Final = ("managed", "free_list", "owners", "counters")
+CHECKS: Final[tuple[str, ...]] = ("managed", "free_list", "owners", "counters")
 # Pools summed as "other", and freed blocks that were watched for reuse and given up for others.
 DROP_REASONS: Final = ("pools_merged", "idle_samples")
-ERROR_REASONS: Final = ("hook", "snapshot", "storage", "self_check", "lock_timeout", "process")
+ERROR_REASONS: Final[tuple[str, ...]] = ("hook", "snapshot", "storage", "self_check", "lock_timeout", "process")
 
 # Freed blocks watched for their reuse at one time: a sample, so few are enough.
 WATCHED: Final = 32

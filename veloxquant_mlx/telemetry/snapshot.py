@@ -16,9 +16,9 @@ __all__ = ["FORMATS", "OPERATIONS", "SCHEMA", "Exhaustion", "PoolSnapshot", "Str
 
 SCHEMA: Final = 1
 
-OPERATIONS: Final = ("allocate", "free", "free_all", "shrink")
+OPERATIONS: Final[tuple[str, ...]] = ("allocate", "free", "free_all", "shrink")
 # Every other tag is counted as "other": tags are free text, series are not.
-FORMATS: Final = ("fp32", "fp16", "bf16", "int8", "int4", "int2", "int1", "other")
+FORMATS: Final[tuple[str, ...]] = ("fp32", "fp16", "bf16", "int8", "int4", "int2", "int1", "other")
 
 # Of a snapshot that an earlier version wrote.
 NO_LIFETIMES: Final = Histogram(LIFETIME_BUCKETS_NS, 1e9).snapshot()
