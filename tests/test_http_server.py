@@ -34,6 +34,7 @@ from veloxquant_exporters.http import (
     Response,
     Route,
     StartError,
+    Tls,
     accepts_gzip,
 )
 from veloxquant_exporters.http.worker import Worker
@@ -627,6 +628,29 @@ def test_C17_a_thousand_clients_hang_up(
     assert [r for r in caplog.records if r.levelno > logging.DEBUG] == []
 
 
+def test_C17_hanging_up_under_tls_is_quiet(
+    certificates: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A TLS client that ends while its page is made: nothing is logged, not by asyncio either."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(_: object) -> Response:
+        entered.set()
+        assert leave.wait(30)
+        return Response(200, b"x" * 100_000)
+
+    with HttpServer({"/metrics": Route(slow)}, tls=Tls(str(certificates / "both.pem"))) as handle:
+        raw = socket.create_connection(("127.0.0.1", handle.port), timeout=20)
+        sock = trusting(certificates).wrap_socket(raw, server_hostname="localhost")
+        sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert entered.wait(20)
+        sock.unwrap().close()  # returns when the server has ended its side too
+        leave.set()
+        assert fetch(handle.url, context=trusting(certificates)).status == 200
+    assert [r for r in caplog.records if r.levelno > logging.DEBUG] == []
+    assert capfd.readouterr().err == ""
+
+
 def test_C17_a_reader_that_never_ends_is_dropped() -> None:
     """After `write_s` the connection is cut, though the page was not all read."""
     routes = {"/metrics": Route(lambda _: Response(200, LARGE))}
@@ -651,7 +675,7 @@ def test_C17_a_client_that_does_not_finish_asking_is_dropped(sent: bytes) -> Non
 
 def test_an_idle_connection_is_kept_and_ends() -> None:
     """Scrapers keep their connection: two requests go over one, then `idle_s` ends it."""
-    with HttpServer({}, limits=QUICK) as handle:
+    with HttpServer({}, limits=Limits(idle_s=0.2)) as handle:
         sock = ask_and_wait(handle.port, b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
         assert ends(sock).count(b"healthy\n") == 2
         sock.close()
@@ -659,7 +683,7 @@ def test_an_idle_connection_is_kept_and_ends() -> None:
 
 def test_of_too_many_connections_the_oldest_goes() -> None:
     """Whoever hoards connections loses them, and a scraper always gets in."""
-    with HttpServer({}, limits=Limits(connections=4)) as handle:
+    with HttpServer({}, limits=Limits(connections=4, request_s=60)) as handle:
         hoard = [ask_and_wait(handle.port, b"GET") for _ in range(4)]
         assert fetch(handle.url, "/-/healthy").status == 200
         assert ends(hoard[0]) == b""

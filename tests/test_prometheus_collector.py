@@ -47,6 +47,7 @@ from veloxquant_mlx.telemetry import (
     uninstrument,
 )
 from veloxquant_mlx.telemetry import registry as watched
+from veloxquant_mlx.telemetry.snapshot import Exhaustion
 
 BOTH = pytest.mark.parametrize("offer", [TEXT, OPENMETRICS], ids=["text", "openmetrics"])
 UP = "veloxquant_exporter_up"
@@ -689,6 +690,19 @@ def test_the_parser_refuses_an_exemplar_that_is_too_long() -> None:
         else:
             with pytest.raises(ValueError, match="too long"):
                 families_of(page, OPENMETRICS.content_type)
+
+
+def test_an_owner_too_long_for_an_exemplar_is_cut() -> None:
+    """Whatever a snapshot holds, names and values stay within 128 characters together."""
+    pool = watched_pool()
+    with pytest.raises(BlockPoolExhaustedError):
+        pool.allocate("k", 1_000, "me")
+    last = Exhaustion(owner="é" * 300, trace_id="a" * 32, wall_s=1.5)
+    process = edited_process(lambda p: dataclasses.replace(p, last_exhaustion=last), "")
+    text = page_of(collecting(Source(process, labels_processes=False)), OPENMETRICS)
+    (line,) = (line for line in text.splitlines() if line.startswith(P + "exhausted_total{"))
+    owner = "é" * (MAX_CHARS - 32 - len("ownertrace_id"))
+    assert line.endswith(f'# {{owner="{owner}",trace_id="{"a" * 32}"}} 1.0 1.5')
 
 
 def test_no_exemplars_of_several_processes() -> None:
