@@ -25,7 +25,14 @@ __all__ = ["CHECKS", "DROP_REASONS", "ERROR_REASONS", "Meters", "owner_text"]
 CHECKS: Final[tuple[str, ...]] = ("managed", "free_list", "owners", "counters")
 # Pools summed as "other", and freed blocks that were watched for reuse and given up for others.
 DROP_REASONS: Final = ("pools_merged", "idle_samples")
-ERROR_REASONS: Final[tuple[str, ...]] = ("hook", "snapshot", "storage", "self_check", "lock_timeout", "process")
+ERROR_REASONS: Final[tuple[str, ...]] = (
+    "hook",
+    "snapshot",
+    "storage",
+    "self_check",
+    "lock_timeout",
+    "process",
+)
 
 # Freed blocks watched for their reuse at one time: a sample, so few are enough.
 WATCHED: Final = 32
@@ -61,9 +68,9 @@ class Meters:
         self.request_blocks = Histogram(BLOCK_BUCKETS)
         self.occupancy = Histogram(RATIO_BUCKETS)
         # Blocks in use by format but for fp16, which is the rest: the common case is not counted.
-        self.formats = dict.fromkeys(FORMATS, 0)
-        self.violations = dict.fromkeys(CHECKS, 0)
-        self.errors = dict.fromkeys(ERROR_REASONS, 0)
+        self.formats: dict[str, int] = dict.fromkeys(FORMATS, 0)
+        self.violations: dict[str, int] = dict.fromkeys(CHECKS, 0)
+        self.errors: dict[str, int] = dict.fromkeys(ERROR_REASONS, 0)
         self.last_exhaustion: Exhaustion | None = None
         self._random = random.Random(0x1D1E)  # noqa: S311 - a choice of samples, not a secret
         self._watched: list[tuple[Block, int, int]] = []

@@ -103,7 +103,7 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._table = _Table()
-        self._errors = dict.fromkeys(ERROR_REASONS, 0)
+        self._errors: dict[str, int] = dict.fromkeys(ERROR_REASONS, 0)
         self._gone_overhead_s = 0.0
         self._n_pools_merged = 0
         self._n_idle_samples_dropped = 0
