@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from tests.sidecar_help import NO_PID, a_file, put, wait_for
 from veloxquant_exporters.sidecar import DirectorySource, check_directory
 from veloxquant_exporters.sidecar.directory_source import ERRORS, MAX_ENDED
-from veloxquant_exporters.sidecar.live_only import LiveOnly
 from veloxquant_exporters.sidecar.snapshot_files import READ_ERRORS
 from veloxquant_exporters.sidecar.state import judge
 from veloxquant_mlx.telemetry import identity
@@ -141,8 +140,8 @@ def test_a_process_whose_pid_is_gone_is_dead_at_once(
     reading = source.read()
     assert reading.up == {"worker-0": 0}
     assert source.dead_processes == {"worker-0"}
-    assert reading.processes[0].pools[0].n_allocations == 3
-    assert LiveOnly(source).read().processes == ()
+    assert reading.processes == ()
+    assert source.read_with_dead().processes[0].pools[0].n_allocations == 3
     clock.now += RETENTION_S - 1
     assert source.read().up == {"worker-0": 0} and path.exists()
     clock.now += 2

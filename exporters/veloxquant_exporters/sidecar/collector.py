@@ -30,7 +30,7 @@ class SidecarCollector(PoolCollector):
     """
 
     def __init__(self, source: DirectorySource) -> None:
-        super().__init__(source)
+        super().__init__(_WithDead(source))
         self._directory = source
 
     def describe(self) -> Iterable[Family]:
@@ -57,6 +57,15 @@ class SidecarCollector(PoolCollector):
         removed.add_metric((), sizes["removed"])
         yield files
         yield removed
+
+
+class _WithDead:
+    """The folder as a source that gives dead processes too."""
+
+    labels_processes = True
+
+    def __init__(self, source: DirectorySource) -> None:
+        self.read = source.read_with_dead
 
 
 def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily]:

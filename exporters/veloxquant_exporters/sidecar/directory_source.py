@@ -7,6 +7,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final, Self
 
 from veloxquant_exporters.sidecar.fault_log import FaultLog
@@ -81,10 +82,17 @@ class DirectorySource:
     # -- as a source ----------------------------------------------------------------------------
 
     def read(self) -> Reading:
-        """Snapshots of live and stale processes, and the last ones of dead ones, whose `up` is 0.
+        """Snapshots of live and stale processes; `up` of a dead one is 0. See `SnapshotSource`."""
+        reading = self.read_with_dead()
+        dead = self._dead
+        live = tuple(process for process in reading.processes if process.process not in dead)
+        return replace(reading, processes=live)
 
-        See `SnapshotSource.read`. Of a dead process, only what it counted is still true: exporters
-        leave its gauges out, see `dead_processes`.
+    def read_with_dead(self) -> Reading:
+        """As `read`, with the last snapshots of dead processes too, whose `up` is 0.
+
+        Of a dead process, only what it counted is still true: whoever exports this leaves its
+        gauges out, see `dead_processes`.
         """
         if not self._lock.acquire(timeout=WAIT_S):
             # A folder on a file system that does not answer. The last reading is the best there is.

@@ -18,7 +18,6 @@ from veloxquant_exporters.prometheus.pages import Pages
 from veloxquant_exporters.sidecar.collector import SidecarCollector
 from veloxquant_exporters.sidecar.debug_pages import DebugPages, SidecarServer, debug_routes
 from veloxquant_exporters.sidecar.directory_source import RETENTION_S, DirectorySource
-from veloxquant_exporters.sidecar.live_only import LiveOnly
 from veloxquant_exporters.sidecar.log_setup import set_up_logging
 from veloxquant_mlx.telemetry import stop_publishing
 
@@ -110,7 +109,7 @@ def start_sidecar_server(
         tls = Tls(settings.certfile, settings.keyfile, settings.client_cafile)
     registry = CollectorRegistry()
     registry.register(SidecarCollector(source))
-    pages = Pages(registry, LiveOnly(source), gzip=True, tls=tls)
+    pages = Pages(registry, source, gzip=True, tls=tls)
     routes = {"/": Route(pages.landing), "/metrics": Route(pages.metrics)}
     routes |= debug_routes(DebugPages(source, clock))
     return SidecarServer(routes, addr=settings.addr, port=settings.port, tls=tls)
@@ -120,7 +119,7 @@ def _push(stack: ExitStack, source: DirectorySource, settings: Settings) -> None
     from veloxquant_exporters.opentelemetry import OtlpPipeline
 
     pipeline = OtlpPipeline(
-        settings.otlp_endpoint, source=LiveOnly(source), interval_s=settings.otlp_interval_s
+        settings.otlp_endpoint, source=source, interval_s=settings.otlp_interval_s
     )
     stack.callback(pipeline.close)
     _log.info("pushing to %s", settings.otlp_endpoint)
