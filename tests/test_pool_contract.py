@@ -278,6 +278,15 @@ def test_a_lease_cannot_be_copied() -> None:
     assert copy.copy(block).owner == 1, "a copied block has a lease of its own"
 
 
+def test_blocks_in_use_of_a_kept_stats_object() -> None:
+    """One number of one moment: it counts what was queued, as `snapshot` does."""
+    pool = unified()
+    live = pool.stats
+    blocks = pool.allocate("k", 40, 1)
+    pool.free_held_later(blocks, blocks[0].lease)
+    assert live.blocks_in_use() == 0
+
+
 def test_live_stats_can_be_replaced() -> None:
     """`dataclasses.replace` makes a value of it, as of any stats."""
     pool = unified()
@@ -1073,6 +1082,31 @@ def test_retire_listener() -> None:
     gc.collect()
     assert gone() is None
     assert pool.shrink("k", 0) == 4
+
+
+def test_a_retire_listener_that_fails_keeps_none_from_hearing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The blocks are retired by then: shrink returns, each other listener hears every id."""
+
+    class Failing:
+        def drop_retired(self, block_ids: list[int]) -> None:
+            block_ids.clear()
+            raise OSError("listener")
+
+    pool = unified(8)
+    listeners: list[Failing | Listener] = [
+        Failing(),
+        Listener(pool),
+        Failing(),
+        Listener(pool),
+        Failing(),
+    ]
+    for listener in listeners:
+        pool.add_retire_listener(listener)
+    assert pool.shrink("k", 6) == 2
+    assert [x.seen for x in listeners if isinstance(x, Listener)] == [[[6, 7]], [[6, 7]]]
+    assert caplog.text.count("a retire listener failed") == 3
 
 
 def test_mark_used() -> None:

@@ -120,6 +120,10 @@ class LiveStats(AllocationStats):
         """All fields at one moment, taken under the pool's lock."""
         return self._pool._frozen_stats()  # type: ignore[attr-defined, no-any-return]
 
+    def blocks_in_use(self) -> int:
+        """See `AllocationStats.blocks_in_use`; both numbers from one moment, never below zero."""
+        return self.snapshot().blocks_in_use()
+
     def fragmentation(self) -> float:
         """See `AllocationStats.fragmentation`; both numbers from one moment."""
         return self.snapshot().fragmentation()
