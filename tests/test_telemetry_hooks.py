@@ -18,7 +18,7 @@ from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError, OwnerAlready
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.memory.journal import BULK
 from veloxquant_mlx.telemetry import PoolSnapshot, Probe, instrument, uninstrument
-from veloxquant_mlx.telemetry.slots import MAX_STRIDE, HookSlot, RareSlot, make_hook
+from veloxquant_mlx.telemetry.slots import MAX_STRIDE, HookSlot, RareSlot, make_hooks
 
 US = 1_000
 
@@ -402,9 +402,9 @@ def test_watching_ends_from_inside_a_hook(watched: Any) -> None:
         fire(*args)
         uninstrument(pool)
 
-    hook, slot = make_hook("allocate", pool._journal.append, meddling, fire, {"hook": 0})
-    pool._streams[0].took = hook
-    assert isinstance(slot, HookSlot)
+    hooks = make_hooks("allocate", pool._journal.append, meddling, fire, {"hook": 0})
+    pool._streams[0].took = hooks.plain
+    assert isinstance(hooks.slot, HookSlot)
     assert len(pool.allocate("k", 4, 1)) == 1
     assert pool._streams[0].took == pool._journal.append
     assert probe.snapshot() is None
@@ -529,7 +529,7 @@ def test_a_fork_while_a_sample_is_due(watched: Any) -> None:
 
 @pytest.mark.parametrize(
     "where",
-    ["_fire", "_on_rare", "_tally_took", "_tally_gave", "_on_bulk", "stamped", "_observe_bulk"],
+    ["_fire", "_on_rare", "_tally_took", "_tally_gave", "_on_special", "stamped", "_observe_bulk"],
 )
 def test_a_fault_in_a_hook_is_counted_and_never_raised(
     where: str, monkeypatch: pytest.MonkeyPatch
@@ -540,8 +540,8 @@ def test_a_fault_in_a_hook_is_counted_and_never_raised(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    if where in ("_on_bulk", "stamped"):  # these catch inside, so plant below them
-        below = {"_on_bulk": "_slot_of", "stamped": "_give_up"}[where]
+    if where in ("_on_special", "stamped"):  # these catch inside, so plant below them
+        below = {"_on_special": "_slot_of", "stamped": "_give_up"}[where]
         monkeypatch.setattr(Hooks, below, broken)
     else:
         monkeypatch.setattr(Hooks, where, broken)

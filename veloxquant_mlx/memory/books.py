@@ -45,7 +45,7 @@ class Books:
         "_spent",  # groups of released owners, whose order is yet to be dropped
         "_streams",
         "_taken",
-        "_timed",  # told operation, blocks and start of bulk calls and of growth, when instrumented
+        "_timed",  # told of bulk calls, growth and formats but fp16, when instrumented
         "_waiting",  # owners of register_owner that hold none
     )
 

@@ -182,7 +182,7 @@ class HotPath(Gate):
             grown = self._counts[4] is not era
             taken = take(self, stream, n_tokens, owner, fmt, n_tokens)
             stream.took(self._entry(ALLOCATE, taken[0]._lease, len(taken), n_tokens))
-            if self._timed is not None and (grown or len(taken) >= BULK):
+            if self._timed is not None and (grown or len(taken) >= BULK or fmt is not FP16):
                 self._timed(ALLOCATE, len(taken), self._now)
             return taken
         finally:

@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from veloxquant_mlx.memory.hot_path import FP16
-from veloxquant_mlx.telemetry.slots import make_hook
+from veloxquant_mlx.telemetry.slots import make_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,10 +35,10 @@ def hook_cost_ns() -> float:
     """
     log: deque[Entry] = deque(maxlen=256)
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731 - a stand-in
-    hook, slot = make_hook("allocate", log.append, nothing, nothing, {"hook": 0})
-    slot.schedule(1 << 30)
+    hooks = make_hooks("allocate", log.append, nothing, nothing, {"hook": 0})
+    hooks.slot.schedule(1 << 29)
     entry: Any = (0, 1, _Fp16, 1, 1, 1, ())
-    return max(0.0, _fastest_ns(hook, entry) - _fastest_ns(log.append, entry))
+    return max(0.0, _fastest_ns(hooks.plain, entry) - _fastest_ns(log.append, entry))
 
 
 def _fastest_ns(call: Callable[[Any], None], entry: Any) -> float:

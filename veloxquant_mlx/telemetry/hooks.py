@@ -26,13 +26,13 @@ from veloxquant_mlx.memory.journal import ALLOCATE, BULK, EXHAUSTED, FREE, FREE_
 from veloxquant_mlx.telemetry.meters import owner_text
 from veloxquant_mlx.telemetry.notices import SLOW_NS, Notice, listeners, tell
 from veloxquant_mlx.telemetry.samples import Sample, observe_call, observe_releases, sample_of
-from veloxquant_mlx.telemetry.slots import RareSlot, Slot, make_hook
+from veloxquant_mlx.telemetry.slots import HookPair, RareSlot, Slot, make_hooks
 from veloxquant_mlx.telemetry.timing_lock import timing_lock
 
 if TYPE_CHECKING:
     from veloxquant_mlx.memory.block import Lease
     from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
-    from veloxquant_mlx.memory.journal import Entry
+    from veloxquant_mlx.memory.journal import Entry, Part
     from veloxquant_mlx.telemetry.meters import Meters
 
 __all__ = ["Hooks"]
@@ -73,7 +73,8 @@ class Hooks:
         self._n_grown = pool._counts[4].n_grown
         self._took: dict[str, Slot] = {}
         self._slots: list[Slot] = []
-        self._hooked: list[tuple[Callable[[Entry], None], Callable[[Entry], None]]] = []
+        self._hooked: list[tuple[HookPair, HookPair]] = []
+        self._telling = False  # whether any lease was of another format than fp16
         self._rare = {code: RareSlot(name) for code, name in OPERATION_NAMES.items()}
         self._rare_allocates = {stream.name: 0 for stream in pool._streams}
         self._real_lock: Any = pool._lock
@@ -98,21 +99,33 @@ class Hooks:
             return
         if not self._hooked:
             self._make_hooks(pool)
-        for stream, (took, gave) in zip(pool._streams, self._hooked, strict=True):
-            stream.took, stream.gave = took, gave
+        self._put_hooks(pool, telling=any(self._meters.formats.values()))
         pool._rare = self._make_rare(pool._journal.append)
-        pool._timed = self._on_bulk
+        pool._timed = self._on_special
         self._arm(pool, None, PATIENCE_AT_START)
 
     def _make_hooks(self, pool: BlockPoolAllocator) -> None:
         errors, log = self._meters.errors, pool._journal.append
         self._slots = list(self._rare.values())
         for stream in pool._streams:
-            took, took_slot = make_hook("allocate", log, self._fire, self._tally_took, errors)
-            gave, gave_slot = make_hook("free_all", log, self._fire, self._tally_gave, errors)
-            self._took[stream.name] = took_slot
-            self._slots += (took_slot, gave_slot)
+            took = make_hooks("allocate", log, self._fire, self._tally_took, errors)
+            gave = make_hooks("free_all", log, self._fire, self._tally_gave, errors)
+            self._took[stream.name] = took.slot
+            self._slots += (took.slot, gave.slot)
             self._hooked.append((took, gave))
+
+    def _put_hooks(self, pool: BlockPoolAllocator, *, telling: bool) -> None:
+        self._telling = telling
+        for stream, (took, gave) in zip(pool._streams, self._hooked, strict=True):
+            stream.took = took.telling if telling else took.plain
+            stream.gave = gave.telling if telling else gave.plain
+
+    def _begin_telling(self) -> None:
+        """The first lease of another format than fp16: from now on hooks look at each entry."""
+        pool = self._pool()
+        if pool is not None:
+            self._meters.recount_formats(pool)
+            self._put_hooks(pool, telling=True)
 
     def remove(self) -> None:
         """Put back what `install` swapped; the pool's lock is held."""
@@ -211,10 +224,7 @@ class Hooks:
         slot = self._rare[operation]
         due = slot.tick()
         if operation != SHRINK:
-            sign = 1 if operation == ALLOCATE else -1
-            for lease, n_part, _ in parts:
-                if lease._format is not FP16:
-                    self._meters.tally(lease._format, sign * n_part)
+            self._tally_parts(parts, 1 if operation == ALLOCATE else -1)
         if operation == ALLOCATE:
             for name in {lease._stream.name for lease, _, _ in parts}:
                 self._rare_allocates[name] += 1
@@ -240,8 +250,8 @@ class Hooks:
                 self._arm(pool, None, 1)  # for the next wait
         self.spent_ns += perf_counter_ns() - began
 
-    def _on_bulk(self, operation: int, n_blocks: int, started_ns: int) -> None:
-        """A call that the pool timed itself: on one lease, and large, or one that grew the pool."""
+    def _on_special(self, operation: int, n_blocks: int, started_ns: int) -> None:
+        """A call on one lease that is large, grew the pool, or is of another format than fp16."""
         try:
             pool = self._pool()
             if pool is None or operation not in (ALLOCATE, FREE_ALL) or not pool._journal:
@@ -251,7 +261,11 @@ class Hooks:
             if entry[1] != operation or isinstance(lease, tuple):
                 return
             if operation == ALLOCATE:
+                if not self._telling and lease._format is not FP16:
+                    self._begin_telling()
                 self._note_growth(entry[6][4].n_grown, lease, lease)
+            if n_blocks < BULK and not listeners():
+                return
             now = self._clock()
             took_ns = now - started_ns
             if n_blocks >= BULK:
@@ -298,6 +312,14 @@ class Hooks:
             self._meters.errors["hook"] += 1
 
     # -- formats --------------------------------------------------------------------------------
+
+    def _tally_parts(self, parts: tuple[Part, ...], sign: int) -> None:
+        others = [(lease._format, n) for lease, n, _ in parts if lease._format is not FP16]
+        if others and not self._telling:
+            self._begin_telling()
+            return
+        for name, n in others:
+            self._meters.tally(name, sign * n)
 
     def _tally_took(self, entry: Entry) -> None:
         self._meters.tally(entry[2]._format, entry[3])  # type: ignore[union-attr]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from veloxquant_mlx.memory.hot_path import FP16
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from veloxquant_mlx.memory.journal import Entry
     from veloxquant_mlx.telemetry.samples import Sample
 
-__all__ = ["MAX_STRIDE", "HookSlot", "RareSlot", "Slot", "make_hook"]
+__all__ = ["MAX_STRIDE", "HookPair", "HookSlot", "RareSlot", "Slot", "make_hooks"]
 
 # Calls a sample at most, jittered by half: a fixed stride that shares a factor with layers x (k, v)
 # would time the same call of each round.
@@ -127,36 +127,64 @@ class RareSlot(Slot):
         return self.left <= 0
 
 
-def make_hook(
-    operation: str,
-    forward: Callable[[Entry], None],
-    fire: Callable[[Slot, Entry], None],
-    tally: Callable[[Entry], None],
-    errors: dict[str, int],
-) -> tuple[Callable[[Entry], None], Slot]:
-    """What takes the place of a stream's journal slot, and its Slot.
+Hook = Callable[["Entry"], None]
 
-    The hook passes each entry on to `forward`, counts it, calls `fire` with the scheduled ones and
-    `tally` with those of another format than fp16. What these raise is counted in `errors`.
+
+class HookPair(NamedTuple):
+    """What takes the place of a stream's journal slot.
+
+    Attributes:
+        plain: For a pool in which all that is held is fp16.
+        telling: The same, which also tells of entries of another format.
+        slot: The sampling of either.
+    """
+
+    plain: Hook
+    telling: Hook
+    slot: Slot
+
+
+def make_hooks(
+    operation: str,
+    forward: Hook,
+    fire: Callable[[Slot, Entry], None],
+    tally: Hook,
+    errors: dict[str, int],
+) -> HookPair:
+    """Hooks that pass each entry on to `forward`, count it, and call `fire` with the scheduled ones.
+
+    What `fire` and `tally` raise is counted in `errors`. The two hooks are one body written twice:
+    this is what every call of a watched pool pays for.
     """
     left = period = 1
     before = 0  # calls until the period began
     fp16 = FP16
 
-    def hook(entry: Entry) -> None:
+    def plain(entry: Entry) -> None:
         nonlocal left, period, before
         forward(entry)
         try:
             left -= 1
+            if not left:
+                # Until `fire` schedules the next, which a Ctrl-C may keep it from.
+                before += period
+                left = period = RETRY
+                fire(slot, entry)
+        except Exception:  # noqa: BLE001 - telemetry never raises into the serving code
+            errors["hook"] += 1
+
+    def telling(entry: Entry) -> None:
+        nonlocal left, period, before
+        forward(entry)
+        try:
+            left -= 1
+            if not left:
+                before += period
+                left = period = RETRY
+                fire(slot, entry)
             # By identity: what is fp16 and fails it is recognised by `tally`.
-            if not left or entry[2]._format is not fp16:  # type: ignore[union-attr]
-                if not left:
-                    # Until `fire` schedules the next, which a Ctrl-C may keep it from.
-                    before += period
-                    left = period = RETRY
-                    fire(slot, entry)
-                if entry[2]._format is not fp16:  # type: ignore[union-attr]
-                    tally(entry)
+            if entry[2]._format is not fp16:  # type: ignore[union-attr]
+                tally(entry)
         except Exception:  # noqa: BLE001 - telemetry never raises into the serving code
             errors["hook"] += 1
 
@@ -169,4 +197,4 @@ def make_hook(
         left = period = after
 
     slot = HookSlot(operation, calls, schedule)
-    return hook, slot
+    return HookPair(plain, telling, slot)
