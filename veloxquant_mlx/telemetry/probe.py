@@ -151,7 +151,6 @@ class Probe:
         one before (counted in `errors`), or there is none. Inside a call of this very thread (a
         signal handler, a finalizer) it tells the state that the call is in.
         """
-        began = time.thread_time_ns()
         pool = self._pool()
         if pool is None:
             return None
@@ -169,7 +168,6 @@ class Probe:
         finally:
             if lock._is_owned():
                 lock.release()
-        self._snapshot_ns += time.thread_time_ns() - began
         return snapshot
 
     def final(self) -> PoolSnapshot | None:
@@ -190,8 +188,10 @@ class Probe:
     ) -> PoolSnapshot | None:
         if not self._installed:
             return None
+        began = time.perf_counter_ns()
         pool._settle()
         self._last = self._copy(pool, storage)
+        self._snapshot_ns += time.perf_counter_ns() - began
         return self._last
 
     def _copy(self, pool: BlockPoolAllocator, storage: StorageBytes) -> PoolSnapshot:
