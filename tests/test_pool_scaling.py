@@ -342,8 +342,9 @@ def test_what_released_owners_leave_does_not_pile_up() -> None:
     finally:
         tracemalloc.stop()
         gc.enable()
-    # An order of 600 turns takes 5 kB; a lease less than 1.
-    assert left[-1] - left[4] < 15 * 1500, left
+    # An order of 800 turns takes 8 kB, a lease less than 1; from 3.13 on, a list that shrinks item by
+    # item keeps its 4 kB.
+    assert left[-1] - left[4] < 15 * 5000, left
 
 
 # -- that the guards see --------------------------------------------------------------------------
