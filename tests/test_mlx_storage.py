@@ -892,6 +892,22 @@ def test_a_dropped_storage_is_gone_at_once(pool: BlockPoolAllocator) -> None:
     assert kept.nbytes == FP16_BYTES
 
 
+def test_without_mlx_the_extras_are_named() -> None:
+    """The pool works; what needs MLX says what to install, also to `import *`."""
+    code = (
+        "import sys; sys.modules['mlx'] = sys.modules['mlx_lm'] = None\n"
+        "import veloxquant_mlx.memory as memory\n"
+        "memory.BlockPoolAllocator(); assert set(memory.__all__) <= set(dir(memory))\n"
+        "for name in ('MLXBlockStorage', 'PoolBackedKVCache', 'build_pooled_caches'):\n"
+        "    try: getattr(memory, name)\n"
+        "    except ImportError as error: assert '[cpu]' in str(error) and name in str(error)\n"
+        "    else: raise SystemExit(name)\n"
+        "memory.PooledKVCache\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_memory_package_loads_mlx_only_when_asked() -> None:
     """Everything that telemetry needs of the storage imports without MLX."""
     code = (

@@ -45,4 +45,18 @@ _NEEDS_MLX = {
 def __getattr__(name: str) -> object:
     if name not in _NEEDS_MLX:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_NEEDS_MLX[name]}"), name)
+    try:
+        module = import_module(f"{__name__}.{_NEEDS_MLX[name]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("mlx", "mlx_lm"):
+            raise
+        raise ModuleNotFoundError(
+            f"{name} needs MLX and mlx-lm. Try: pip install 'veloxquant-mlx-monitor[cpu]', or "
+            "[apple], [cuda], [cuda12]",
+            name=error.name,
+        ) from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
