@@ -18,6 +18,7 @@ from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError, OwnerAlready
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.memory.journal import BULK
 from veloxquant_mlx.telemetry import PoolSnapshot, Probe, instrument, uninstrument
+from veloxquant_mlx.telemetry.calibration import hook_cost_ns
 from veloxquant_mlx.telemetry.slots import MAX_STRIDE, HookSlot, RareSlot, make_hooks
 
 US = 1_000
@@ -371,6 +372,20 @@ def test_the_timing_lock_does_not_stay(watched: Any) -> None:
     for n in range(21_000):
         pool.mark_used(block, 1 + n % 3)
     assert pool._lock is real
+
+
+def test_the_telemetry_accounts_for_itself(watched: Any) -> None:
+    """Plain calls by what a hook costs here, samples and snapshots as they took; it never falls."""
+    pool, probe = watched()
+    before = probe.overhead_s()
+    for _ in range(500):
+        pool.allocate("k", 4, 1)
+        pool.free_all(1)
+    after_calls = probe.overhead_s()
+    assert after_calls - before >= 1000 * hook_cost_ns() / 1e9
+    assert hook_cost_ns() == hook_cost_ns() >= 0
+    seen(probe)
+    assert probe.overhead_s() > after_calls
 
 
 # -- on and off -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from veloxquant_mlx.telemetry.registry import (
     take_snapshot,
     uninstrument,
 )
+from veloxquant_mlx.telemetry.self_check import check_pool
 from veloxquant_mlx.telemetry.snapshot import PoolSnapshot, StreamSnapshot
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Probe",
     "ProcessSnapshot",
     "StreamSnapshot",
+    "check_pool",
     "instrument",
     "instrument_all",
     "publish",

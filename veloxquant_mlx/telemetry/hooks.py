@@ -43,9 +43,9 @@ DIGESTED: Final = 64
 PATIENCE: Final = 64
 PATIENCE_AT_START: Final = 16
 # ... once in so many hooked calls, ...
-PATIENCE_SHARE: Final = 8
+PATIENCE_SHARE: Final = 64
 # ... and for a slot of which nothing is known yet. Each time costs about a microsecond.
-PATIENCE_FIRST: Final = 20_000
+PATIENCE_FIRST: Final = 2000
 
 OPERATION_NAMES: Final = {
     ALLOCATE: "allocate",
