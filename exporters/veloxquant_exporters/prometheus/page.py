@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -14,11 +13,9 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from veloxquant_exporters.http.accept import Range, parse_accept
+from veloxquant_exporters.prometheus.exposition import render_plain
 
 __all__ = ["OPENMETRICS", "TEXT", "Offer", "choose", "compress", "render"]
-
-_ALLOW_UTF8: Final = openmetrics.ALLOWUTF8
-_UNDERSCORES: Final = openmetrics.UNDERSCORES
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +70,23 @@ def render(registry: Collector, offer: Offer) -> bytes:
     Raises:
         Exception: What a collector of the registry raises; nothing is rendered then.
     """
-    families = _Collected(list(registry.collect()))
-    # Names that need no escaping need not be looked through letter by letter in each sample.
-    escaping = _ALLOW_UTF8 if families.names_are_plain() else _UNDERSCORES
-    if offer is OPENMETRICS:
-        body: bytes = openmetrics.generate_latest(families, escaping)  # type: ignore[no-untyped-call]
-        return body
-    return exposition.generate_latest(families, escaping)
+    families = list(registry.collect())
+    page = render_plain(families, openmetrics=offer is OPENMETRICS)
+    if page is None:
+        page = _render_anything(_Collected(families), offer)
+    return page
+
+
+def _render_anything(collected: Collector, offer: Offer) -> bytes:
+    if offer is TEXT:
+        return exposition.generate_latest(collected)
+    page: bytes = openmetrics.generate_latest(collected)  # type: ignore[no-untyped-call]
+    return page
 
 
 def compress(body: bytes) -> bytes:
     """With gzip, quickly: series compress well at any level. The same bytes give the same bytes."""
     return gzip.compress(body, compresslevel=1, mtime=0)
-
-
-_PLAIN_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_PLAIN_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class _Collected(Collector):
@@ -99,13 +97,3 @@ class _Collected(Collector):
 
     def collect(self) -> Iterator[Metric]:
         return iter(self._families)
-
-    def names_are_plain(self) -> bool:
-        """Whether all names are of letters, digits and underscores, as they were before UTF-8."""
-        names = {family.name for family in self._families}
-        labels: set[str] = set()
-        for family in self._families:
-            for sample in family.samples:
-                names.add(sample.name)
-                labels.update(sample.labels)
-        return all(map(_PLAIN_NAME.fullmatch, names)) and all(map(_PLAIN_LABEL.fullmatch, labels))
