@@ -7,7 +7,7 @@ import gc
 import pickle
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
@@ -21,7 +21,8 @@ from veloxquant_mlx.core.exceptions import (
     BlockPoolExhaustedError,
     PoolError,
 )
-from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
+from veloxquant_mlx.memory import pooled_cache, token_charge
+from veloxquant_mlx.memory.block_pool import Block, BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.memory.pooled_cache import PooledKVCache
 
 if TYPE_CHECKING:
@@ -332,6 +333,57 @@ def test_U69_the_pool_is_exhausted(starved: str) -> None:
     assert cache.n_blocks_held() == 2
     pool.free_all(2)
     append(cache, 1)
+
+
+class InterruptedPool(BlockPoolAllocator):
+    """A Ctrl-C strikes just after the blocks were handed out, before anybody has noted them."""
+
+    strikes = False
+
+    def allocate_kv(  # noqa: D102 - as in the base class
+        self, n_tokens: int, owner: int | str, format: str = "fp16", *, n_filled: int | None = None
+    ) -> tuple[list[Block], list[Block]]:
+        taken = super().allocate_kv(n_tokens, owner, format, n_filled=n_filled)
+        if self.strikes:
+            raise KeyboardInterrupt
+        return taken
+
+
+def test_U69_ctrl_c_between_the_pool_and_the_cache() -> None:
+    """Blocks that were handed out to nobody's knowledge go back: no one else could free them."""
+    pool = InterruptedPool(PoolConfig(block_size=SIZE, n_blocks=16))
+    inner = VectorCache()
+    cache = PooledKVCache(inner, pool)
+    append(cache, SIZE)
+    pool.strikes = True
+    with pytest.raises(KeyboardInterrupt):
+        cache.append(K, V)
+    assert (pool.stats.blocks_in_use(), cache.n_blocks_held(), len(inner.keys)) == (2, 2, SIZE)
+    pool.strikes = False
+    append(cache, 1)
+    assert (pool.stats.blocks_in_use(), cache.n_blocks_held()) == (4, 4)
+    cache.release()
+    assert pool.stats.blocks_in_use() == 0
+
+
+def test_U69_ctrl_c_after_the_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that was charged and never stored is charged no more."""
+
+    def grow_and_strike(*arguments: Any) -> None:
+        token_charge.grow(*arguments)
+        raise KeyboardInterrupt
+
+    pool = make_pool()
+    cache = PooledKVCache(VectorCache(), pool, owner=1)
+    append(cache, SIZE)
+    before = state(pool, 1)
+    monkeypatch.setattr(pooled_cache, "grow", grow_and_strike)
+    with pytest.raises(KeyboardInterrupt):
+        cache.append(K, V)
+    monkeypatch.undo()
+    assert (state(pool, 1), cache.n_blocks_held()) == (before, 2)
+    append(cache, 1)
+    assert cache.n_blocks_held() == 4
 
 
 def test_U69_exhausted_in_append_value() -> None:

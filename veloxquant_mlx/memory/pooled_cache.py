@@ -146,12 +146,26 @@ class PooledKVCache(KVCache):
 
     def _append(self, charges: tuple[TokenCharge, ...], store: Callable[[], None]) -> None:
         before = [charge.n_tokens for charge in charges]
-        grow(charges, [n_tokens + 1 for n_tokens in before])
         try:
+            grow(charges, [n_tokens + 1 for n_tokens in before])
             store()
-        except BaseException:
+        except Exception:
             shrink(charges, before)
             raise
+        except BaseException:
+            self._free_strays()
+            shrink(charges, before)
+            raise
+
+    def _free_strays(self) -> None:
+        """Free what the pool handed out, and an interrupt kept from being noted here.
+
+        Only of an owner of this cache's own: under a given one others may hold blocks.
+        """
+        if not self._owner_given:
+            noted = {*self._keys.blocks, *self._values.blocks}
+            strays = [block for block in self._pool.blocks_for(self._owner) if block not in noted]
+            self._pool.free_held(strays, *{block.lease for block in strays})
 
     def attend(self, q: mx.array) -> mx.array:
         """What the wrapped cache's `attend` returns."""
