@@ -27,7 +27,8 @@ from veloxquant_mlx.telemetry import (
     uninstrument,
 )
 from veloxquant_mlx.telemetry.carry import carry, merge
-from veloxquant_mlx.telemetry.registry import MAX_POOLS, MAX_REMEMBERED, Registry
+from veloxquant_mlx.telemetry.registry import Registry
+from veloxquant_mlx.telemetry.table import MAX_POOLS, MAX_REMEMBERED
 
 ROOT = Path(__file__).resolve().parents[1]
 

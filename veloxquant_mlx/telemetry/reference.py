@@ -21,8 +21,8 @@ from veloxquant_mlx.telemetry.histogram import (
     RATIO_BUCKETS,
 )
 from veloxquant_mlx.telemetry.meters import CHECKS, DROP_REASONS, ERROR_REASONS
-from veloxquant_mlx.telemetry.registry import MAX_POOLS
 from veloxquant_mlx.telemetry.snapshot import FORMATS, OPERATIONS
+from veloxquant_mlx.telemetry.table import MAX_POOLS
 
 __all__ = ["main", "render"]
 

@@ -16,7 +16,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from veloxquant_mlx.core.exceptions import ArgumentTypeError
@@ -34,6 +33,7 @@ from veloxquant_mlx.telemetry.process import (
     resident_bytes,
 )
 from veloxquant_mlx.telemetry.self_check import self_check
+from veloxquant_mlx.telemetry.table import MAX_POOLS, MAX_REMEMBERED, Table, check_name, free_name
 
 if TYPE_CHECKING:
     from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
@@ -44,57 +44,8 @@ __all__ = ["MAX_POOLS", "Registry", "instrument", "instrument_all", "take_snapsh
 _log = logging.getLogger("veloxquant_mlx.telemetry")
 _T = TypeVar("_T")
 
-# Pools told apart; the rest are summed as "other", so that series stay bounded.
-MAX_POOLS: Final = 64
-# Names whose counts are remembered after their pool is gone; of more, the oldest are forgotten.
-MAX_REMEMBERED: Final = 1024
-MAX_NAME_CHARS: Final = 128
 # Milliseconds before a name that is taken is refused.
 WAITS: Final = 50
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """What is watched; never changed.
-
-    Attributes:
-        probes: By name.
-        parked: Probes of pools that live and are watched no more, by name: a pool that is watched
-            again under its name goes on with its own counts.
-        before: What earlier pools had counted, by label, the longest ago first.
-    """
-
-    probes: dict[str, Probe] = field(default_factory=dict)
-    parked: dict[str, Probe] = field(default_factory=dict)
-    before: dict[str, PoolSnapshot] = field(default_factory=dict)
-
-    def probe_of(self, pool: BlockPoolAllocator) -> Probe | None:
-        return next((probe for probe in self.probes.values() if probe.pool is pool), None)
-
-    def label_for(self, name: str) -> str:
-        # For the pool's life: a pool that moved between "other" and a label of its own would take
-        # its counts with it, and counters would fall.
-        n_apart = sum(probe.label != OTHER for probe in self.probes.values())
-        return name if n_apart < MAX_POOLS else OTHER
-
-    def with_probe(self, probe: Probe) -> _Table:
-        parked = {name: kept for name, kept in self.parked.items() if kept is not probe}
-        return replace(self, probes={**self.probes, probe.name: probe}, parked=parked)
-
-    def parking(self, probe: Probe) -> _Table:
-        probes = {name: kept for name, kept in self.probes.items() if kept is not probe}
-        return replace(self, probes=probes, parked={**self.parked, probe.name: probe})
-
-    def without(self, probe: Probe) -> _Table:
-        probes = {name: kept for name, kept in self.probes.items() if kept is not probe}
-        parked = {name: kept for name, kept in self.parked.items() if kept is not probe}
-        last, before = probe.final(), dict(self.before)
-        if last is not None:
-            earlier = before.pop(probe.label, None)
-            before[probe.label] = last if earlier is None else carry(last, earlier)
-        while len(before) > MAX_REMEMBERED:
-            del before[next(name for name in before if name != OTHER)]
-        return _Table(probes, parked, before)
 
 
 class Registry:
@@ -102,7 +53,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._table = _Table()
+        self._table = Table()
         self._errors: dict[str, int] = dict.fromkeys(ERROR_REASONS, 0)
         self._gone_overhead_s = 0.0
         self._n_pools_merged = 0
@@ -116,7 +67,7 @@ class Registry:
             table = self._table
             probe = table.probe_of(pool)
             if probe is None:
-                chosen = _free_name(table) if name is None else _check_name(table, name)
+                chosen = free_name(table) if name is None else check_name(table, name)
                 parked = table.parked.get(chosen)
                 if parked is not None and parked.pool is not pool:
                     self._forget(parked)
@@ -129,7 +80,7 @@ class Registry:
                 break
             elif probe.numbered:
                 # Watched by `instrument_all` or another tool before the program came to name it.
-                _check_name(table, name)
+                check_name(table, name)
                 self.remove(pool)
             else:
                 raise ValueError(
@@ -206,7 +157,7 @@ class Registry:
     def _probe_of(self, pool: BlockPoolAllocator) -> Probe | None:
         return self._table.probe_of(pool)
 
-    def _swap(self, old: _Table, new: _Table) -> bool:
+    def _swap(self, old: Table, new: Table) -> bool:
         """Put `new` in the place of `old`, unless another thread was faster."""
         merged = sum(p.label == OTHER and p.name not in old.probes for p in new.probes.values())
         with self._lock:
@@ -291,31 +242,6 @@ class Registry:
     def _after_fork(self) -> None:
         """In the child: a thread that was inside `_swap` does not exist here; tables are whole."""
         self._lock = threading.RLock()
-
-
-def _free_name(table: _Table) -> str:
-    return next(name for n in itertools.count() if (name := f"pool-{n}") not in table.probes)
-
-
-def _check_name(table: _Table, name: object) -> str:
-    if not isinstance(name, str):
-        raise ArgumentTypeError(f"name must be a str or None, got {name!r}")
-    if not 0 < len(name) <= MAX_NAME_CHARS or name == OTHER or not _is_encodable(name):
-        raise ValueError(
-            f"name must have 1 to {MAX_NAME_CHARS} characters of valid Unicode and not be "
-            f"{OTHER!r}, got {name!r}"
-        )
-    if name in table.probes:
-        raise ValueError(f"a live pool is named {name!r} already; give this one another name")
-    return name
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate would break every page it stands on
-        return False
-    return True
 
 
 _registry = Registry()
