@@ -25,7 +25,7 @@ demo: setup-run ## run the demo: a pool under load, watched (DEMO_ARGS="...")
 	@$(BIN)/vqmon demo $(DEMO_ARGS)
 
 test: setup-dev ## run the tests (TEST_ARGS="...")
-	@$(BIN)/python -m pytest -q $(TEST_ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(TEST_ARGS)
 
 fmt: setup-dev ## format the code, and mend what ruff can mend
 	@$(BIN)/ruff check --quiet --fix-only .

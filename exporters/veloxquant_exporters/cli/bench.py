@@ -28,7 +28,13 @@ OURS = "veloxquant_mlx.memory.block_pool:BlockPoolAllocator"
     help="What stands beside it in every round; 'reference' is a plain list pool.",
 )
 @click.option("--only", metavar="NAMES", help="These benchmarks, by comma.")
-@click.option("--rounds", type=click.IntRange(2, 1000), default=5, show_default=True)
+@click.option(
+    "--rounds",
+    type=click.IntRange(2, 1000),
+    default=5,
+    show_default=True,
+    help="Rounds of each size, of which the fastest counts.",
+)
 @click.option("--quick", is_flag=True, help="Leave out the largest sizes.")
 @click.option("--counts", is_flag=True, help="Count the work of each call exactly, too.")
 @click.option(
