@@ -245,4 +245,4 @@ def test_the_page_lists_every_file() -> None:
     linked = set(re.findall(r"\]\((\w+/[\w.-]+)\)", (DEPLOY / "README.md").read_text("utf-8")))
     assert all((DEPLOY / path).is_file() for path in linked)
     there = {str(path.relative_to(DEPLOY)) for path in DEPLOY.glob("*/*") if path.is_file()}
-    assert there - linked == {"compose/Dockerfile"}
+    assert there - linked == {"compose/Dockerfile", "compose/Dockerfile.dockerignore"}

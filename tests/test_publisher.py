@@ -471,6 +471,14 @@ def test_a_snapshot_that_fails_is_counted(folder: Path, monkeypatch: pytest.Monk
     wait_for(lambda: publisher.n_written > seen, "the next write")
 
 
+def test_what_publishing_costs_is_counted(folder: Path) -> None:
+    """With the overhead of the telemetry, which a file of an idle process shows rising."""
+    publisher = started(folder)
+    first = read(publisher).snapshot.overhead_s
+    wait_for(lambda: read(publisher).snapshot.overhead_s > first, "a higher figure")
+    assert registry.take_snapshot().overhead_s < read(publisher).snapshot.overhead_s
+
+
 def test_resource_attributes_go_with_the_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from veloxquant_mlx.telemetry.snapshot_json import (
     SnapshotFile,
     SnapshotFormatError,
     encode_file,
+    encode_shrunk,
     parse_file,
     parse_header,
     pool_from_dict,
@@ -208,6 +209,19 @@ def test_json_that_is_meant_to_hurt_is_refused(data: bytes) -> None:
     """No recursion error, no other error, no surrogate that a page could not show."""
     with pytest.raises(SnapshotFormatError):
         parse_file(data)
+
+
+def test_a_file_shrinks_by_events_then_by_pools() -> None:
+    """Until it fits; how many pools were left out is told."""
+    pool = FILE.snapshot.pools[0]
+    pools = tuple(replace(pool, name=f"pool-{n}") for n in range(8))
+    file = replace(FILE, snapshot=replace(FILE.snapshot, pools=pools), events=({"a": 1},))
+    whole = parse_file(encode_shrunk(file, 10**9)).snapshot
+    assert (len(whole.pools), whole.dropped["pools_unpublished"]) == (8, 0)
+    less = parse_file(encode_shrunk(file, len(encode_file(file)) // 2))
+    assert 0 < len(less.snapshot.pools) < 8 and less.events == ()
+    assert less.snapshot.dropped["pools_unpublished"] == 8 - len(less.snapshot.pools)
+    assert parse_file(encode_shrunk(file, 1)).snapshot.pools == ()
 
 
 def test_a_process_with_all_its_pools_fits_into_a_file() -> None:

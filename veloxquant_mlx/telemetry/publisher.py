@@ -8,7 +8,8 @@ import threading
 from typing import Final
 
 from veloxquant_mlx.core.exceptions import ArgumentTypeError
-from veloxquant_mlx.telemetry.snapshot_publisher import Publisher, set_event_source
+from veloxquant_mlx.telemetry.event_source import set_event_source
+from veloxquant_mlx.telemetry.snapshot_publisher import Publisher
 
 __all__ = [
     "Publisher",

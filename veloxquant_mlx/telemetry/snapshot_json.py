@@ -10,7 +10,7 @@ there, its counts and its total. Numbers that JSON lacks are "Infinity", "-Infin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ __all__ = [
     "SnapshotFile",
     "SnapshotFormatError",
     "encode_file",
+    "encode_shrunk",
     "parse_file",
     "parse_header",
     "pool_from_dict",
@@ -113,6 +114,25 @@ def encode_file(file: SnapshotFile) -> bytes:
     )
     text = f'{{"header":{head},\n{rest[1:]}\n'
     return text.encode("utf-8", "replace")
+
+
+def encode_shrunk(file: SnapshotFile, limit: int) -> bytes:
+    """`file` in `limit` bytes: without events, then with half of its pools, a quarter, ...
+
+    How many pools were left out stands under `dropped`, as pools_unpublished.
+    """
+    pools = file.snapshot.pools
+    while True:
+        left_out = len(file.snapshot.pools) - len(pools)
+        snapshot = replace(
+            file.snapshot,
+            pools=pools,
+            dropped={**file.snapshot.dropped, "pools_unpublished": left_out},
+        )
+        data = encode_file(replace(file, snapshot=snapshot, events=()))
+        if len(data) <= limit or not pools:
+            return data
+        pools = pools[: len(pools) // 2]
 
 
 def parse_header(data: bytes) -> Header:

@@ -6,19 +6,19 @@ Nothing here reaches the serving code: failures are counted, logged once, and me
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from veloxquant_mlx.core.exceptions import ArgumentTypeError
 from veloxquant_mlx.telemetry import registry
+from veloxquant_mlx.telemetry.event_source import last_events
 from veloxquant_mlx.telemetry.identity import ProcessIdentity, own_identity
 from veloxquant_mlx.telemetry.process import ProcessSnapshot
 from veloxquant_mlx.telemetry.resource import resource_attributes
@@ -28,6 +28,7 @@ from veloxquant_mlx.telemetry.snapshot_json import (
     Header,
     SnapshotFile,
     encode_file,
+    encode_shrunk,
 )
 from veloxquant_mlx.telemetry.snapshot_writer import (
     WRITE_ERRORS,
@@ -38,30 +39,16 @@ from veloxquant_mlx.telemetry.snapshot_writer import (
 )
 from veloxquant_mlx.telemetry.worker_slot import WorkerSlot, make_directory
 
-__all__ = ["EventSource", "Publisher", "set_event_source"]
+__all__ = ["Publisher"]
 
 _log = logging.getLogger("veloxquant_mlx.telemetry")
 
 ERRORS: Final = (*WRITE_ERRORS, "snapshot")
 MIN_INTERVAL_S: Final = 0.01
 MAX_INTERVAL_S: Final = 3600.0
-MAX_EVENTS: Final = 64
 # How long an end waits for the last write. Longer, and a full pool lock would keep a process alive.
 LAST_WRITE_S: Final = 2.0
 LOG_AGAIN_S: Final = 600.0
-
-EventSource = Callable[[], Sequence[Mapping[str, Any]]]
-_event_source: list[EventSource] = []
-
-
-def set_event_source(source: EventSource | None) -> None:
-    """Let `source` give the last events that go into each file, e.g. the flight recorder's.
-
-    Args:
-        source: Called on the publishing thread; gives JSON objects, of which the last 64 are
-            written. None: no events.
-    """
-    _event_source[:] = [] if source is None else [source]
 
 
 class Publisher:
@@ -175,6 +162,7 @@ class Publisher:
         self._name = ""
         self._sequence = 0
         self._n_written = 0
+        self._spent_s = 0.0
         self._unused = unused
         self._stopping = threading.Event()
         self._busy = threading.Lock()
@@ -239,9 +227,12 @@ class Publisher:
             if usage == self._unused:
                 return
             self._unused = None
-        self._take_label()
-        data = self._encode(state, snapshot)
-        write_whole(self.directory, self._name, data)
+        began_s = time.thread_time()
+        try:
+            self._take_label()
+            write_whole(self.directory, self._name, self._encode(state, snapshot))
+        finally:
+            self._spent_s += time.thread_time() - began_s
         self._n_written += 1
         if self._n_written == 1:
             self._finish_with_multiprocessing()
@@ -279,7 +270,7 @@ class Publisher:
                 born_s=self._born_s,
                 identity=self._identity,
             ),
-            snapshot=self._with_errors(snapshot),
+            snapshot=self._with_own(snapshot),
             resource=resource_attributes(),
             events=self._events(),
         )
@@ -288,23 +279,24 @@ class Publisher:
             self._failed(
                 "oversized", ValueError(f"{len(data)} bytes; leaving out what is too much")
             )
-            data = _shrunk(file)
+            data = encode_shrunk(file, MAX_FILE_BYTES)
         return data
 
-    def _with_errors(self, snapshot: ProcessSnapshot) -> ProcessSnapshot:
-        own = {f"publish_{reason}": n for reason, n in self._errors.items()}
-        return replace(snapshot, errors={**snapshot.errors, **own})
-
     def _events(self) -> tuple[Mapping[str, Any], ...]:
-        if not _event_source:
-            return ()
         try:
-            events = tuple(_event_source[0]())[-MAX_EVENTS:]
-            json.dumps(events, allow_nan=False)
-            return events
+            return last_events()
         except Exception as error:  # noqa: BLE001 - events are an extra; the numbers go on
             self._failed("snapshot", error)
             return ()
+
+    def _with_own(self, snapshot: ProcessSnapshot) -> ProcessSnapshot:
+        """`snapshot` with what publishing itself failed in and cost so far."""
+        own = {f"publish_{reason}": n for reason, n in self._errors.items()}
+        return replace(
+            snapshot,
+            errors={**snapshot.errors, **own},
+            overhead_s=snapshot.overhead_s + self._spent_s,
+        )
 
 
 # Of each pool its name, and the blocks it handed out and got back.
@@ -315,22 +307,6 @@ _AS_FORKED: Final[_Usage] = (("", -1, -1),)
 
 def _usage(snapshot: ProcessSnapshot) -> _Usage:
     return tuple((pool.name, pool.n_allocations, pool.n_frees) for pool in snapshot.pools)
-
-
-def _shrunk(file: SnapshotFile) -> bytes:
-    """`file` within the bound: without events, then with half of the pools, a quarter, ..."""
-    pools = file.snapshot.pools
-    while True:
-        left_out = len(file.snapshot.pools) - len(pools)
-        snapshot = replace(
-            file.snapshot,
-            pools=pools,
-            dropped={**file.snapshot.dropped, "pools_unpublished": left_out},
-        )
-        data = encode_file(replace(file, snapshot=snapshot, events=()))
-        if len(data) <= MAX_FILE_BYTES or not pools:
-            return data
-        pools = pools[: len(pools) // 2]
 
 
 def _check_interval(interval: object) -> float:
