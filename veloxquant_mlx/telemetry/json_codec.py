@@ -188,7 +188,7 @@ def _compound_decoder(kind: Any) -> _Decoder:
         return _optional_decoder(next(arg for arg in args if arg is not type(None)))
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
         return _tuple_decoder(args[0])
-    if isinstance(origin, type) and issubclass(origin, Mapping) and args[0] is str:
+    if isinstance(origin, type) and issubclass(origin, Mapping) and args[0] is str:  # pyright: ignore[reportArgumentType]
         return _mapping_decoder(args[1])
     raise TypeError(f"no JSON form is known for {kind}")
 
