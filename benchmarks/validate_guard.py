@@ -1,6 +1,6 @@
 """Validate the guard: does it catch what it must, and does it leave good code alone?
 
-    python benchmarks/validate_guard.py [--docs docs/benchmarks.md] [--json FILE] [--minutes 8]
+    python benchmarks/validate_guard.py [--docs docs/benchmarks.md] [--json FILE] [--minutes 12]
 
 Each trial times in fresh processes. Counts are the same at every run, which is checked by making them
 three times, and are then reused. While unchanged code is tried, both cores are kept busy: by what runs
@@ -193,7 +193,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=Path, help="page whose marked section is replaced")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--minutes", type=float, default=8.0, help="stop trying good code then")
+    parser.add_argument("--minutes", type=float, default=12.0, help="stop trying good code then")
     parser.add_argument(
         "--trials", type=int, default=30, help="of faults; good code has twice that"
     )
