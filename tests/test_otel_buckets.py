@@ -138,6 +138,23 @@ def test_both_temporalities_count_the_same_and_never_step_back(pool: BlockPoolAl
     assert gains == [5, 4, 0, 0, 3] and sum(gains) == totals[-1]
 
 
+def test_a_restarted_worker_counts_from_zero(pool: BlockPoolAllocator) -> None:
+    """Its label is that of the one that ended: the count begins anew, and says when."""
+    feed = Feed(LiveSource())
+    cumulative, delta = MetricMaker(ROWS, None), MetricMaker(ROWS, DELTA)
+    name = P + "allocations"
+    totals, gains = [], []
+    for n in (5, 9, 3, 4):
+        one = reading(n_allocations=n)
+        one = Reading(tuple(replace(p, process="worker-0") for p in one.processes), {"worker-0": 1})
+        totals.append(made(cumulative, one, feed)[name].data.data_points[0])
+        gains.append(made(delta, one, feed)[name].data.data_points[0].value)
+    assert [point.value for point in totals] == [5, 9, 3, 4]
+    starts = [point.start_time_unix_nano for point in totals]
+    assert starts[0] == starts[1] < starts[2] == starts[3]
+    assert gains == [5, 4, 3, 1]
+
+
 def test_a_delta_histogram_that_steps_back_is_left_out_once(pool: BlockPoolAllocator) -> None:
     """No bucket is ever negative; the next cycle counts from there."""
     feed, delta = Feed(LiveSource()), MetricMaker(ROWS, DELTA)

@@ -63,6 +63,7 @@ class MetricMaker:
         self._start_ns = self._last_ns = time.time_ns()
         self._numbers: Remembered[float] = Remembered()
         self._histograms: Remembered[HistogramSnapshot] = Remembered()
+        self._restarts: Remembered[int] = Remembered()  # when a worker's counter began anew, in ns
 
     def make(self, reading: Reading | None, feed: Feed, style: Style) -> list[Metric]:
         """The metrics of `reading`; of a skipped cycle, what the exporter counts itself.
@@ -102,21 +103,33 @@ class MetricMaker:
             if isinstance(value, HistogramSnapshot):
                 before = self._histograms.swap(row, series, value) if delta else None
                 gained = value if before is None else _gained(value, before)
+                if gained is None and series[0]:
+                    gained = value  # another process under the label: all of it is new
                 if gained is not None:
                     yield _histogram_point(attributes, gained, start_ns, now_ns)
             elif math.isfinite(value):
-                number = self._number(row, series, value, delta) if kind == "counter" else value
-                start = None if kind == "gauge" else start_ns
+                number, start = value, None if kind == "gauge" else start_ns
+                if kind == "counter":
+                    number, start = self._count(row, series, value, start_ns, delta)
                 yield NumberDataPoint(attributes, start, now_ns, number)  # type: ignore[arg-type]
 
-    def _number(self, row: Row, series: tuple[str, ...], value: float, delta: bool) -> float:
-        """A counter's value, or what it gained; one that steps back stands still."""
+    def _count(
+        self, row: Row, series: tuple[str, ...], value: float, start_ns: int, delta: bool
+    ) -> tuple[float, int]:
+        """A counter's value, or what it gained, and since when."""
         before = self._numbers.swap(row, series, value)
         if before is not None and before > value:
-            # The sum over pools that are not told apart may: one of them got a label of its own.
-            self._numbers.swap(row, series, before)
-            value = before
-        return value - (before or 0) if delta else value
+            if series[0]:
+                # Another process came under the label of one that ended: it counts from zero.
+                self._restarts.swap(row, series, self._last_ns)
+                before = None
+            else:
+                # The sum over pools that are not told apart may step back: it stands still.
+                self._numbers.swap(row, series, before)
+                value = before
+        if delta:
+            return value - (before or 0), start_ns
+        return value, self._restarts.get(row, series) or start_ns
 
     def _metric(self, name: str, rows: Sequence[Row], found: list[Any]) -> Metric:
         kind = rows[0].instrument

@@ -76,3 +76,7 @@ class Remembered(Generic[T]):
         if len(self._values) > MAX_REMEMBERED:
             self._values.popitem(last=False)
         return before
+
+    def get(self, row: Metric, series: Series) -> T | None:
+        """What was remembered, or None."""
+        return self._values.get((row.name, series))
