@@ -40,6 +40,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "Serve the metrics of the processes that publish into a folder.",
         ("cli", "prometheus"),
     ),
+    "check": Entry(
+        f"{_HERE}.check",
+        "Tell how the processes of a snapshot folder are.",
+    ),
     "bench": Entry(
         f"{_HERE}.bench",
         "Measure how an allocator's calls scale, in CPU time.",
