@@ -244,6 +244,8 @@ def test_every_pool_metric_is_on_a_board_or_in_a_rule() -> None:
         "veloxquant_block_pool_storage_format_bytes": "for ad-hoc questions: bytes by format",
         "veloxquant_block_pool_lease_lifetime_seconds": "beside the lifetime of blocks",
         "veloxquant_block_pool_pools": "how many pools 'other' stands for",
+        "veloxquant_exporter_snapshot_files": "for ad-hoc questions: the sidecar's folder",
+        "veloxquant_exporter_removed_files_total": "for ad-hoc questions: the sidecar's folder",
         "veloxquant_build_info": "a label carrier; the job variable reads it",
     }
     text = "".join(file.read_text() for file in BOARDS)

@@ -33,6 +33,7 @@ NOT_OVER_OTLP = {
     "veloxquant_exporter_up",
     "veloxquant_exporter_snapshot_timestamp_seconds",
     "veloxquant_exporter_collect_duration_seconds",
+    "veloxquant_exporter_snapshot_files",
 }
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 

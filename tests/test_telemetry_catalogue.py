@@ -19,7 +19,7 @@ POOL = [metric for metric in CATALOGUE if metric.read_pool is not None]
 by_name = pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.name)
 BOUNDED = {
     "stream", "format", "operation", "outcome", "reason", "kind", "check", "stat", "benchmark",
-    "version", "python", "mlx", "block_size", "separate_kv", "grow", "max_blocks", "n_blocks",
+    "version", "python", "mlx", "block_size", "separate_kv", "grow", "max_blocks", "n_blocks", "state",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from veloxquant_mlx.telemetry.histogram import HistogramSnapshot
 from veloxquant_mlx.telemetry.process import ProcessSnapshot
 from veloxquant_mlx.telemetry.snapshot import PoolSnapshot, StreamSnapshot
 
-__all__ = ["CATALOGUE", "Instrument", "Kind", "Metric", "Sample", "Value"]
+__all__ = ["CATALOGUE", "SIDECAR_ROWS", "Instrument", "Kind", "Metric", "Sample", "Value"]
 
 Kind = Literal["gauge", "counter", "histogram"]
 Instrument = Literal["counter", "updowncounter", "gauge", "histogram"]
@@ -472,6 +472,21 @@ _EXPORTER: Final = (
     ),
 )
 
+# What a sidecar alone knows: the files of its folder.
+SIDECAR_ROWS: Final = (
+    Metric(
+        name="veloxquant_exporter_snapshot_files",
+        kind="gauge",
+        help="Files in the snapshot folder by the state of their process; unreadable ones apart.",
+        labels=("state",),
+    ),
+    Metric(
+        name="veloxquant_exporter_removed_files_total",
+        kind="counter",
+        help="Files of ended processes that the sidecar removed from the snapshot folder.",
+    ),
+)
+
 _BENCH: Final = (
     Metric(
         name="veloxquant_bench_duration_seconds",
@@ -505,4 +520,4 @@ _BENCH: Final = (
     ),
 )
 
-CATALOGUE: Final[tuple[Metric, ...]] = (*_POOL, *_PROCESS, *_EXPORTER, *_BENCH)
+CATALOGUE: Final[tuple[Metric, ...]] = (*_POOL, *_PROCESS, *_EXPORTER, *SIDECAR_ROWS, *_BENCH)

@@ -17,15 +17,19 @@ from prometheus_client.utils import floatToGoString
 
 from veloxquant_exporters.prometheus.labels import label_value
 from veloxquant_mlx.telemetry import CATALOGUE, Metric
-from veloxquant_mlx.telemetry.catalogue import Sample
+from veloxquant_mlx.telemetry.catalogue import SIDECAR_ROWS, Sample
 from veloxquant_mlx.telemetry.histogram import HistogramSnapshot
 
 __all__ = ["PAGE_ROWS", "Families", "Family", "FaultError"]
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
-# The benchmarks' rows are written by the benchmarks, into pages of their own.
-PAGE_ROWS: Final = tuple(row for row in CATALOGUE if not row.name.startswith("veloxquant_bench_"))
+# The benchmarks' rows are written by the benchmarks, into pages of their own; the sidecar adds its own.
+PAGE_ROWS: Final = tuple(
+    row
+    for row in CATALOGUE
+    if not row.name.startswith("veloxquant_bench_") and row not in SIDECAR_ROWS
+)
 
 
 class FaultError(ValueError):

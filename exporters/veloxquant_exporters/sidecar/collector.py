@@ -11,6 +11,7 @@ from veloxquant_exporters.prometheus.collector import PoolCollector
 from veloxquant_exporters.prometheus.families import Family
 from veloxquant_exporters.sidecar.directory_source import DirectorySource
 from veloxquant_exporters.sidecar.state import STATES
+from veloxquant_mlx.telemetry.catalogue import SIDECAR_ROWS
 
 __all__ = ["SidecarCollector"]
 
@@ -69,14 +70,8 @@ class _WithDead:
 
 
 def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily]:
+    files, removed = SIDECAR_ROWS
     return (
-        GaugeMetricFamily(
-            "veloxquant_exporter_snapshot_files",
-            "Files in the snapshot folder by the state of their process; unreadable ones apart.",
-            labels=("state",),
-        ),
-        CounterMetricFamily(
-            "veloxquant_exporter_removed_files",
-            "Files of ended processes that the sidecar removed from the snapshot folder.",
-        ),
+        GaugeMetricFamily(files.name, files.help, labels=files.labels),
+        CounterMetricFamily(removed.name, removed.help),
     )
