@@ -6,7 +6,6 @@ CPU time of this thread; the OTLP collection is read on a thread of its own, so 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,24 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from veloxquant_exporters.opentelemetry import instrument_meter
 from veloxquant_exporters.prometheus import PoolCollector
-from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
-from veloxquant_mlx.telemetry import instrument, uninstrument
-
-POOLS = (1, 16)
-
-
-@pytest.fixture(params=POOLS)
-def pools(request: Any) -> Iterator[list[BlockPoolAllocator]]:
-    """Watched pools that have worked."""
-    found = [BlockPoolAllocator(PoolConfig(16, 1024)) for _ in range(request.param)]
-    for pool in found:
-        instrument(pool)
-        for owner in range(200):
-            pool.allocate("k", 40, owner)
-            pool.free_all(owner)
-    yield found
-    for pool in found:
-        uninstrument(pool)
+from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 
 
 @pytest.mark.benchmark(group="exporters: collect", timer=time.thread_time)

@@ -11,26 +11,10 @@ from typing import Any
 
 import pytest
 
-from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
-from veloxquant_mlx.telemetry import instrument, take_snapshot, uninstrument
+from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
+from veloxquant_mlx.telemetry import take_snapshot
 from veloxquant_mlx.telemetry.snapshot_json import process_from_dict, process_to_dict
 from veloxquant_mlx.telemetry.snapshot_writer import write_whole
-
-POOLS = (1, 16)
-
-
-@pytest.fixture(params=POOLS)
-def pools(request: Any) -> Any:
-    """Watched pools, each with a history of calls."""
-    found = [BlockPoolAllocator(PoolConfig(16, 1024)) for _ in range(request.param)]
-    for pool in found:
-        instrument(pool)
-        for owner in range(200):
-            pool.allocate("k", 40, owner)
-            pool.free_all(owner)
-    yield found
-    for pool in found:
-        uninstrument(pool)
 
 
 @pytest.mark.benchmark(group="snapshots: take", timer=time.thread_time)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import pytest
+
+from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
+from veloxquant_mlx.telemetry import instrument, uninstrument
 
 __all__ = ["Measure"]
 
@@ -91,3 +94,17 @@ def _per_block(info: dict[str, Any]) -> str:
     if not info["n_blocks"] or "ns_per_block" not in info:
         return ""
     return f", {info['ns_per_block']:,.2f} ns a block"
+
+
+@pytest.fixture(params=(1, 16))
+def pools(request: Any) -> Iterator[list[BlockPoolAllocator]]:
+    """Watched pools, each with a history of calls."""
+    found = [BlockPoolAllocator(PoolConfig(16, 1024)) for _ in range(request.param)]
+    for pool in found:
+        instrument(pool)
+        for owner in range(200):
+            pool.allocate("k", 40, owner)
+            pool.free_all(owner)
+    yield found
+    for pool in found:
+        uninstrument(pool)

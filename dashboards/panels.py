@@ -214,15 +214,3 @@ class RowsPanel(_Panel):
 
     def _target(self, target: Json) -> Json:
         return super()._target({**target, "format": "table"})
-
-
-class NotePanel(_Panel):
-    """Markdown."""
-
-    grafana_type = "text"
-
-    def gen_json_from_data(self, data: Json, context: Any) -> Json:
-        """`content` is the text."""
-        panel: Json = super().gen_json_from_data(data, context)
-        panel["options"] = {"mode": "markdown", "content": data["content"]}
-        return panel
