@@ -168,6 +168,7 @@ class NaivePool:
         self.held: list[int] = []  # in allocation order, all owners together
         self.leases: list[NaiveLease] = []  # the live ones, oldest first
         self.registered: list[Owner] = []  # explicitly
+        self.cached: list[Owner] = []
         self.queue: list[tuple[list[NaiveBlock], tuple[NaiveLease, ...]]] = []
         self.rejected = dict.fromkeys(REASONS, 0)
         self._history: deque[NaiveStats] = deque(maxlen=HISTORY_LENGTH)
@@ -232,6 +233,22 @@ class NaivePool:
         self._drain()
         if owner in self.registered:
             self.registered.remove(owner)
+
+    def mark_cached(self, owner: object, *, cached: bool = True) -> bool:
+        """Set or take off the mark of `owner`; False for one that holds nothing or has none."""
+        owner = check_owner(owner)
+        self._drain()
+        was = owner in self.cached
+        holds = any(block.owner == owner for block in self.blocks)
+        if was:
+            self.cached.remove(owner)
+        if cached and holds:
+            self.cached.append(owner)
+        return holds if cached else was
+
+    def n_cached(self) -> int:
+        """Return the number of blocks of marked owners."""
+        return sum(self.blocks[i].owner in self.cached for i in self.held)
 
     def is_active(self, owner: Owner) -> bool:
         """Return whether `owner` is registered or holds a block."""
@@ -450,7 +467,9 @@ class NaivePool:
         self.held.remove(block.block_id)
         self.stack[block.stream].append(block.block_id)
         self._counts.n_frees += 1
-        block.owner, block.lease, block.n_used = None, None, 0
+        owner, block.owner, block.lease, block.n_used = block.owner, None, None, 0
+        if owner in self.cached and not any(self.blocks[i].owner == owner for i in self.held):
+            self.cached.remove(owner)
 
     def _free_held(self, blocks: list[NaiveBlock], leases: tuple[NaiveLease, ...]) -> int:
         n_freed = 0

@@ -83,6 +83,7 @@ bad_calls = st.one_of(
     calls("blocks_for", not_owners),
     calls("register_owner", not_owners),
     calls("release_owner", not_owners),
+    calls("mark_cached", not_owners),
     calls("free", not_block_lists),
     calls("mark_used", not_ints, st.just(1)),
 )
@@ -378,6 +379,12 @@ class PoolMachine(RuleBasedStateMachine):
         """Take a registration back."""
         self.both(lambda: self.real.release_owner(owner), lambda: self.naive.release_owner(owner))
 
+    @rule(owner=owners, cached=st.booleans())
+    def mark_cached(self, owner: Owner, cached: bool) -> None:
+        """Say that a prompt cache keeps what an owner holds, or no longer."""
+        real = self.real.mark_cached(owner, cached=cached)
+        assert real is self.naive.mark_cached(owner, cached=cached)
+
     @rule(indices=st.lists(st.integers(0, 5), max_size=3), n_tokens=st.integers(-60, 60))
     def add_filled(self, indices: list[int], n_tokens: int) -> None:
         """Move the token fill of some leases."""
@@ -457,6 +464,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert getattr(stats, name) >= self.last[name]
             self.last[name] = getattr(stats, name)
         assert _nonzero(self.real.rejected) == _nonzero(self.naive.rejected)
+        assert self.real._cached.n_blocks() == self.naive.n_cached()
 
     @invariant()
     def holdings_agree(self) -> None:

@@ -280,6 +280,7 @@ UNMOVING = {
     "config",
     "fresh_owner",
     "history",
+    "mark_cached",
     "mark_used",
     "n_free",
     "refusal",
@@ -399,6 +400,47 @@ def test_B11_the_oldest_owner_and_what_idles_are_told(watched: Any) -> None:
     assert seen(probe).idle_owner_blocks == 0
     assert IDLE_S < 360
     uninstrument(pool)
+
+
+def test_what_a_prompt_cache_keeps_is_counted_as_cached_and_does_not_age(watched: Any) -> None:
+    """A marked owner shows by its blocks alone; without the mark it is the oldest again."""
+    pool, probe = watched(64)
+    now_ns = 10**12
+    pool._clock = lambda: now_ns
+    pool.allocate_kv(40, "kept")
+    now_ns += 10**9
+    pool.allocate("k", 8, "busy")
+    assert not pool.mark_cached("unknown")
+    assert seen(probe).cached_blocks == 0
+    now_ns += 3600 * 10**9
+    assert pool.mark_cached("kept")
+    shown = seen(probe)
+    assert shown.cached_blocks == len(pool.blocks_for("kept"))
+    assert shown.oldest_owner_age_s == pytest.approx(3600)
+    with pool._lock:
+        probe.check_owners(pool, now_ns)
+    now_ns += 400 * 10**9
+    with pool._lock:
+        probe.check_owners(pool, now_ns)
+    assert seen(probe).idle_owner_blocks == len(pool.blocks_for("busy"))
+    assert pool.mark_cached("kept", cached=False)
+    shown = seen(probe)
+    assert shown.cached_blocks == 0
+    assert shown.oldest_owner_age_s == pytest.approx(4001)
+    pool.mark_cached("kept")
+    pool.free_all("kept")
+    pool.allocate("k", 8, "kept")
+    assert seen(probe).cached_blocks == 0, "the mark ends with the holding"
+
+
+def test_marks_of_ended_owners_are_forgotten() -> None:
+    """As many marks as pass by, memory for those that live alone."""
+    pool = BlockPoolAllocator(PoolConfig(SIZE, 64, separate_kv=False))
+    for owner in range(5000):
+        pool.allocate("k", 8, owner)
+        pool.mark_cached(owner)
+        pool.free_all(owner)
+    assert len(pool._cached.marks) <= 64
 
 
 def test_the_oldest_owner_is_the_true_one_through_any_history() -> None:

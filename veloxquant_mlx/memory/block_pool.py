@@ -212,6 +212,32 @@ class BlockPoolAllocator(HotPath):
                 self._busy = False
                 self._gate = self._deferred
 
+    def mark_cached(self, owner: Owner, *, cached: bool = True) -> bool:
+        """Say that a prompt cache keeps the blocks of `owner` on purpose, and may evict them.
+
+        Telemetry counts them as cached, and neither as a leak nor by their age. The mark ends with
+        the owner's last block.
+
+        Args:
+            owner: Who holds the blocks.
+            cached: False takes the mark off, e.g. when a request goes on with them.
+
+        Returns:
+            Whether the owner is (was) marked: False for one that holds nothing.
+
+        Raises:
+            ArgumentTypeError: `owner` is neither an int nor a str.
+            PoolReentryError: Called from inside a call of this pool.
+        """
+        owner = check_owner(owner)
+        with self._lock:
+            self._enter()
+            try:
+                return self._cached.mark(owner) if cached else self._cached.unmark(owner)
+            finally:
+                self._busy = False
+                self._gate = self._deferred
+
     def fresh_owner(self) -> str:
         """An owner id that nobody in this process was given before."""
         while True:

@@ -15,6 +15,7 @@ from typing import Final
 
 from veloxquant_mlx.core.exceptions import ArgumentTypeError
 from veloxquant_mlx.memory.block import Block, Lease, Owner, detached_reason
+from veloxquant_mlx.memory.cached_owners import CachedOwners
 from veloxquant_mlx.memory.incidents import Incidents
 from veloxquant_mlx.memory.journal import HISTORY, Counts, Entry, Era, Part
 from veloxquant_mlx.memory.lease import Group
@@ -31,6 +32,7 @@ class Books:
 
     __slots__ = (
         "_block_size",
+        "_cached",  # owners whose blocks a prompt cache keeps
         "_clock",
         "_config",
         "_counts",  # gave, born, partial, peak (as of the last release), era
@@ -70,6 +72,7 @@ class Books:
             self._streams = (Stream("kv", self._home, 0, n, log),)
         self._next_id = n
         self._owners: dict[Owner, Lease] = {}
+        self._cached = CachedOwners(self._owners)
         self._waiting: dict[Owner, None] = {}
         self._explicit: dict[Owner, None] = {}
         self._spent: list[Group] = []

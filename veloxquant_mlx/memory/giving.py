@@ -192,6 +192,8 @@ def _free_last(books: Books, block: Block, lease: Lease, run: list[Block]) -> in
     turn_of = {kin._stream: (kin,) for kin in heirs}
     key = (lease.stream, lease._format)
     one = (block,)
+    marks = books._cached.marks
+    marked = marks.get(owner)
     # commit
     lease._at = None
     lease._group = None
@@ -206,6 +208,8 @@ def _free_last(books: Books, block: Block, lease: Lease, run: list[Block]) -> in
         if group.order is not None:
             del group.order[block]
         books._owners[owner] = heirs[0]
+        if marked is lease:
+            marks[owner] = heirs[0]
     else:
         del books._owners[owner]
         if owner in books._explicit:

@@ -1,12 +1,13 @@
 """Elders: who has held blocks longest, and who holds blocks and does nothing with them.
 
 Both are told from the front of the pool's owners, which stand in the order of their beginning.
+Owners marked as cached are passed over: what they hold is kept on purpose.
 Everything runs under the pool's lock.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import filterfalse, islice
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -28,11 +29,17 @@ class Elders:
 
     def __init__(self) -> None:
         self._known: list[tuple[Lease, int]] = []  # oldest last, with its beginning
+        self._known_marks = 0  # version of the pool's marks by then
         self._still: dict[Lease, tuple[int, int, int]] = {}  # blocks, slack, since when
         self.idle_blocks = 0  # as of the newest `watch`
 
     def oldest_ns(self, pool: BlockPoolAllocator) -> int | None:
-        """When the owner that holds blocks longest began, on the pool's clock; None without one."""
+        """When the owner that holds blocks longest began, on the pool's clock; None without one.
+
+        What a prompt cache keeps on purpose is passed over.
+        """
+        if self._known_marks != pool._cached.version:
+            self._known, self._known_marks = [], pool._cached.version
         known = self._known
         while known:
             lease, born_ns = known[-1]
@@ -64,7 +71,9 @@ class Elders:
 
 
 def _front(pool: BlockPoolAllocator, n: int) -> list[Lease]:
-    return list(islice(pool._owners.values(), n))
+    """The `n` oldest owners that are not marked as cached; marked ones before them cost a step."""
+    is_cached = pool._cached.holds
+    return list(islice(filterfalse(is_cached, pool._owners.values()), n))
 
 
 def _lives_on(pool: BlockPoolAllocator, lease: Lease) -> bool:

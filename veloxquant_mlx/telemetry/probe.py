@@ -207,6 +207,7 @@ class Probe:
             len(pool._owners) + len(pool._waiting),
             storage,
             0.0 if oldest_ns is None else max(0, now - oldest_ns) / 1e9,
+            pool._cached.n_blocks(),
         )
 
     def _build(
@@ -218,6 +219,7 @@ class Probe:
         owners_active: int,
         storage: StorageBytes,
         oldest_owner_age_s: float = 0.0,
+        cached_blocks: int = 0,
     ) -> PoolSnapshot:
         config, incidents, meters = self._config, self._incidents, self._meters
         gave, born, partial, peak, era = counts
@@ -245,7 +247,7 @@ class Probe:
             streams=self._streams(live_streams),
             owners_active=owners_active,
             oldest_owner_age_s=oldest_owner_age_s,
-            cached_blocks=0,
+            cached_blocks=cached_blocks,
             formats=self._formats(in_use),
             calls=self._hooks.calls(),
             grow_attempts=dict(incidents.grow_attempts),
