@@ -40,6 +40,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "Serve the metrics of the processes that publish into a folder.",
         ("cli", "prometheus"),
     ),
+    "export": Entry(
+        f"{_HERE}.export",
+        "Write the Grafana boards or the Prometheus rules into a folder.",
+    ),
     "check": Entry(
         f"{_HERE}.check",
         "Tell how the processes of a snapshot folder are.",
