@@ -144,6 +144,32 @@ def test_B04_None_inside_frees_nothing() -> None:
     assert not any(pool.rejected.values())
 
 
+@pytest.mark.parametrize("call", ["free", "free_held", "free_held_later"])
+def test_B04_a_block_without_fields_frees_nothing(call: str) -> None:
+    """`Block.__new__` alone gives one on which a free would stumble after its first block."""
+    pool = unified()
+    held = pool.allocate("kv", 64, 1)
+    lease = () if call == "free" else (held[0].lease,)
+    with pytest.raises(ArgumentTypeError, match=r"blocks\[2\] must be a Block that .* without its"):
+        getattr(pool, call)([*held[:2], Block.__new__(Block), held[2]], *lease)
+    assert_whole(pool, {1: held})
+    getattr(pool, call)(held, *lease)
+    assert_whole(pool, {})
+
+
+def test_B04_what_only_says_that_it_is_a_block_frees_nothing() -> None:
+    """The books read a block's own fields, which no stand-in has."""
+
+    class Liar:
+        __class__ = Block  # type: ignore[assignment]
+
+    pool = unified()
+    held = pool.allocate("kv", 64, 1)
+    with pytest.raises(ArgumentTypeError, match=r"blocks\[1\] must be a Block, got"):
+        pool.free([held[0], Liar()])  # type: ignore[list-item]
+    assert_whole(pool, {1: held})
+
+
 def test_B04_the_log_line_of_one_pool_leaves_another_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -219,6 +245,7 @@ PUBLIC_CALLS = {
     "free_held": "-",
     "free_held_later": "-",
     "fresh_owner": "changes no block",
+    "mark_cached": "changes no block",
     "mark_used": "changes no block",
     "n_free": "reads",
     "refusal": "reads",
