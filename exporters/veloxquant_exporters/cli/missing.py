@@ -16,6 +16,7 @@ DISTRIBUTION: Final = "veloxquant-mlx-monitor"
 LIBRARIES: Final = {
     "click": "click",
     "rich": "rich",
+    "textual": "Textual",
     "psutil": "psutil",
     "prometheus_client": "prometheus-client",
     "h11": "h11",
