@@ -16,7 +16,7 @@ export PYTEST_TIMEOUT ?= 120
 BENCH_OUT := build/bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fmt lint type bench bench-guard bench-compare bench-peer pins dash wheel clean setup-run setup-dev
+.PHONY: help demo test fmt lint type bench bench-guard bench-compare bench-peer pins dash docs-generated wheel test-wheel clean setup-run setup-dev
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -64,8 +64,15 @@ pins: ## move constraints.txt to the newest releases allowed
 dash: setup-dev ## build the Grafana boards from dashboards/source
 	@$(BIN)/python dashboards/build.py
 
+docs-generated: setup-dev ## write the pages and rules that are made from the code
+	@$(BIN)/python -m veloxquant_mlx.telemetry.reference docs/metrics.md
+	@scripts/bridge
+
 wheel: setup-dev ## build the wheel and the sdist into dist/
 	@$(BIN)/python -m hatchling build
+
+test-wheel: setup-dev ## build wheel and sdist, and try them outside of the checkout (PYTHONS="3.11 3.13")
+	@scripts/test-wheel
 
 clean: ## remove .venv and everything built
 	@rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
