@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from veloxquant_mlx.telemetry.program import ProgramSnapshot
 from veloxquant_mlx.telemetry.snapshot import PoolSnapshot
 
 __all__ = ["MlxMemory", "ProcessSnapshot", "footprint_bytes", "mlx_memory", "resident_bytes"]
@@ -34,6 +35,7 @@ class ProcessSnapshot:
         overhead_s: Seconds spent on telemetry.
         pools: By name; at most 64 and "other".
         n_unread_pools: Pools that are left out because their snapshot failed.
+        program: The program that `vqmon run` watches; None in any other process.
     """
 
     process: str
@@ -53,6 +55,7 @@ class ProcessSnapshot:
     overhead_s: float
     pools: tuple[PoolSnapshot, ...]
     n_unread_pools: int = 0
+    program: ProgramSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from veloxquant_mlx.telemetry.process import (
     python_version,
     resident_bytes,
 )
+from veloxquant_mlx.telemetry.program_source import program_snapshot
 from veloxquant_mlx.telemetry.self_check import self_check
 from veloxquant_mlx.telemetry.table import MAX_POOLS, MAX_REMEMBERED, Table, check_name, free_name
 
@@ -150,6 +151,7 @@ class Registry:
             overhead_s=self._overhead_s(),
             pools=tuple(pools),
             n_unread_pools=n_unread,
+            program=self._guarded(program_snapshot, None),
         )
 
     # -- inside ---------------------------------------------------------------------------------

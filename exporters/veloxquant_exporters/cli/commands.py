@@ -40,6 +40,11 @@ COMMANDS: Final[dict[str, Entry]] = {
         "Serve the metrics of the processes that publish into a folder.",
         ("cli", "prometheus"),
     ),
+    "run": Entry(
+        f"{_HERE}.run",
+        "Run a program that uses mlx-lm, and watch its memory.",
+        ("cli", "prometheus", "mlx"),
+    ),
     "export": Entry(
         f"{_HERE}.export",
         "Write the Grafana boards or the Prometheus rules into a folder.",

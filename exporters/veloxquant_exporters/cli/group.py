@@ -76,7 +76,8 @@ def vqmon() -> None:
 def run(args: Sequence[str] | None) -> int:
     """Run the command line and return the exit code, as `veloxquant_exporters.cli` lists them.
 
-    A command's return value, if an int, is its exit code.
+    A command's return value, if an int, is its exit code. A function is called first: what it raises
+    is not for click to catch.
     """
     try:
         code = vqmon.main(args, prog_name="vqmon", standalone_mode=False)
@@ -85,4 +86,6 @@ def run(args: Sequence[str] | None) -> int:
         return error.exit_code
     except click.Abort:
         return INTERRUPTED
+    if callable(code):
+        code = code()
     return code if isinstance(code, int) else 0

@@ -1,0 +1,219 @@
+"""Execute: run a program under the name `__main__`, as Python would have without us."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Collection
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NoReturn
+
+from veloxquant_exporters.run.command_line import Program
+
+__all__ = ["execute"]
+
+
+def execute(program: Program, *, shared: Collection[str] = ()) -> None:
+    """Run it to its end; what it raises ends the process as it would without us.
+
+    To be called on the main thread, with nothing of ours left to be done: `sys.argv`, `sys.path`
+    and `__main__` become the program's.
+
+    Args:
+        program: What to run.
+        shared: Modules that shall exist once, although `-m` would make a second copy of them under
+            the name `__main__`, past all hooks.
+
+    Raises:
+        SystemExit: The program's, or 1 after the traceback of what it raised was shown.
+        KeyboardInterrupt: The program's, after its traceback was shown: it ends the process by
+            SIGINT.
+    """
+    _apply_flags(program)
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    try:
+        _run(program, main, shared)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - Python itself would show it and end
+        _end(error)
+
+
+def _run(program: Program, main: ModuleType, shared: Collection[str]) -> None:
+    if program.kind == "module":
+        sys.argv[:] = ["-m", *program.arguments]
+        _put_first(os.getcwd())  # noqa: PTH109 - sys.path holds text
+        _run_module(program.target, main, shared)
+    elif program.kind == "code":
+        sys.argv[:] = ["-c", *program.arguments]
+        _put_first("")
+        exec(compile(program.target, "<string>", "exec"), main.__dict__)  # noqa: S102
+    else:
+        sys.argv[:] = [program.target, *program.arguments]
+        _run_script(program.target, main)
+
+
+def _put_first(entry: str) -> None:
+    """What Python puts before its own path: for us that was the folder of `vqmon`."""
+    if sys.flags.safe_path:
+        return
+    sys.path[0:1] = [entry]
+
+
+# -- modules -------------------------------------------------------------------------------------
+
+
+def _run_module(name: str, main: ModuleType, shared: Collection[str]) -> None:
+    spec = _spec_of(name)
+    assert spec.loader is not None
+    sys.argv[0] = spec.origin or name
+    if spec.name in shared:
+        module = import_module(spec.name)
+        main.__dict__.update(
+            {key: value for key, value in vars(module).items() if key != "__builtins__"}
+        )
+        code = _main_block(spec)
+    else:
+        code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+    if code is None:
+        _refuse(f"No code object available for {spec.name}")
+    _describe(main, spec.origin, spec)
+    exec(code, main.__dict__)  # noqa: S102 - that is the job
+
+
+def _spec_of(name: str) -> importlib.machinery.ModuleSpec:
+    """As `python -m` finds it; what is not there ends in Python's own words."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            inner = f"{name}.__main__"
+            spec = importlib.util.find_spec(inner)
+            if spec is None:
+                _refuse(
+                    f"No module named {inner}; {name!r} is a package and cannot be directly executed"
+                )
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise
+        _refuse(f"No module named {name}" if error.name == name else str(error))
+    except ValueError as error:
+        _refuse(str(error))
+    if spec is None or spec.loader is None:
+        _refuse(f"No module named {name}")
+    return spec
+
+
+def _refuse(text: str) -> NoReturn:
+    sys.exit(f"{sys.executable}: {text}")
+
+
+def _describe(main: ModuleType, origin: str | None, spec: Any) -> None:
+    main.__dict__.update(
+        __name__="__main__",
+        __file__=origin,
+        __cached__=getattr(spec, "cached", None),
+        __doc__=main.__dict__.get("__doc__"),
+        __loader__=getattr(spec, "loader", None),
+        __package__=getattr(spec, "parent", None),
+        __spec__=spec,
+    )
+
+
+def _main_block(spec: importlib.machinery.ModuleSpec) -> CodeType:
+    """What stands under `if __name__ == "__main__"`: all that is left to do once it is imported."""
+    assert spec.loader is not None
+    source = spec.loader.get_source(spec.name)  # type: ignore[attr-defined]
+    tree = ast.parse(source or "", spec.origin or "<string>")
+    tree.body = [node for node in tree.body if _asks_for_main(node)]
+    return compile(tree, spec.origin or "<string>", "exec")
+
+
+def _asks_for_main(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "'__main__'" in ast.unparse(node.test)
+
+
+# -- scripts -------------------------------------------------------------------------------------
+
+
+def _run_script(path: str, main: ModuleType) -> None:
+    if Path(path).is_dir() or _is_zip(path):
+        _put_first(path)
+        spec = importlib.machinery.PathFinder.find_spec("__main__", [path])
+        if spec is None or spec.loader is None:
+            _refuse(f"can't find '__main__' module in {path!r}")
+        code = spec.loader.get_code("__main__")  # type: ignore[attr-defined]
+        _describe(main, spec.origin, spec)
+        main.__dict__["__package__"] = ""
+    else:
+        _put_first(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120 - sys.path holds text
+        code = _compiled(path)
+        loader = importlib.machinery.SourceFileLoader("__main__", path)
+        main.__dict__.update(
+            __file__=path, __cached__=None, __loader__=loader, __package__=None, __spec__=None
+        )
+    exec(code, main.__dict__)  # noqa: S102
+
+
+def _is_zip(path: str) -> bool:
+    return Path(path).is_file() and Path(path).suffix in (".pyz", ".zip")
+
+
+def _compiled(path: str) -> CodeType:
+    try:
+        if path.endswith(".pyc"):
+            code = importlib.machinery.SourcelessFileLoader("__main__", path).get_code("__main__")
+            assert code is not None
+            return code
+        with open(path, "rb") as file:  # noqa: PTH123 - a path of the user's, as it stands
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(
+            f"{sys.executable}: can't open file {os.path.abspath(path)!r}: "  # noqa: PTH100
+            f"[Errno {error.errno}] {error.strerror}\n"
+        )
+        sys.exit(2)
+    # Ours must not reach into the program: no annotations that are text.
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+# -- Python's options, and its end ---------------------------------------------------------------
+
+
+def _apply_flags(program: Program) -> None:
+    if "u" in program.flags:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(write_through=True)
+    if "B" in program.flags:
+        sys.dont_write_bytecode = True
+    for value in program.warnings:
+        sys.warnoptions.append(value)
+        warnings._setoption(value)  # type: ignore[attr-defined] # noqa: SLF001 - as Python at its start
+
+
+def _end(error: BaseException) -> NoReturn:
+    """Show what the program raised, without our own frames, and end as Python would."""
+    error.__traceback__ = _theirs(error.__traceback__)
+    sys.excepthook(type(error), error, error.__traceback__)
+    if isinstance(error, KeyboardInterrupt):
+        # Python ends by the signal itself, so that shells and supervisors see what it was.
+        sys.excepthook = lambda *_: None
+        raise error
+    sys.exit(1)
+
+
+def _theirs(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins in the program."""
+    ours = {__file__}
+    rest = trace
+    while rest is not None and rest.tb_frame.f_code.co_filename in ours:
+        rest = rest.tb_next
+    return rest if rest is not None else trace

@@ -1,0 +1,219 @@
+"""Wrappers that see requests: of the server, and of programs that generate by themselves."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from veloxquant_mlx.serving.events import Refusal, Seams
+from veloxquant_mlx.serving.request import Operation, Outcome, Request, outcome_of
+from veloxquant_mlx.serving.wrap_batches import argument
+
+__all__ = [
+    "handle_completion",
+    "in_server",
+    "run_generate",
+    "server_generate",
+    "server_init",
+    "stream_generate",
+]
+
+_Function = Callable[..., Any]
+_local: Final = threading.local()
+
+
+def in_server() -> bool:
+    """True on the server's generation thread: requests there are counted where they arrive."""
+    return getattr(_local, "in_server", False)
+
+
+def run_generate(original: _Function, _seams: Seams) -> _Function:
+    """`ResponseGenerator._run_generate`: marks the generation thread."""
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        _local.in_server = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _local.in_server = False
+
+    return wrapper
+
+
+def server_init(original: _Function, seams: Seams) -> _Function:
+    """`ResponseGenerator.__init__`."""
+    made = seams.event("on_server_made")
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        made(self)
+
+    return wrapper
+
+
+# -- an HTTP request -----------------------------------------------------------------------------
+
+
+class _Scope:
+    """Handling of one HTTP request: it ends when the answer is written, or cannot be."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+
+def handle_completion(original: _Function, seams: Seams) -> _Function:
+    """`APIHandler.handle_completion`: lets a request in or not, and sees how it ended for good."""
+    admit, finished = seams.event("admit"), seams.event("on_request_finished")
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        refusal = admit.ask(self, argument(args, kwargs, 0, "request"))
+        if refusal is not None:
+            return _refuse(self, refusal)
+        scope = _local.scope = _Scope()
+        ended: Outcome | None = None
+        try:
+            return original(self, *args, **kwargs)
+        except BaseException as error:
+            ended = outcome_of(error)
+            raise
+        finally:
+            _local.scope = None
+            for request in scope.requests:
+                # The client that left before it had the answer did not get what was generated.
+                request.end(ended or request.outcome or "cancelled")
+                finished(request)
+
+    return wrapper
+
+
+def _refuse(handler: Any, refusal: Refusal) -> None:
+    body = json.dumps({"error": refusal.message}).encode()
+    handler._set_completion_headers(refusal.status)  # noqa: SLF001 - as its own answers do
+    handler.send_header("Retry-After", str(refusal.retry_after_s))
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+    handler.wfile.flush()
+
+
+def server_generate(original: _Function, seams: Seams) -> _Function:
+    """`ResponseGenerator.generate`: a request, from here to the last of its responses."""
+    follow = _Follower(seams)
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = follow.start(_operation(argument(args, kwargs, 0, "request")))
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException as error:
+            follow.end(request, outcome_of(error))
+            raise
+        try:
+            context, responses = result
+            request.n_prompt = len(context.prompt)
+            follow.read(request)
+        except Exception:  # noqa: BLE001 - another mlx-lm gives something else: let it pass
+            seams.count(follow.hook)
+            return result
+        return context, follow.responses(request, responses, context)
+
+    return wrapper
+
+
+def _operation(request: Any) -> Operation:
+    return "text_completion" if getattr(request, "request_type", "") == "text" else "chat"
+
+
+class _Follower:
+    """Tells of a request what happens to it."""
+
+    def __init__(self, seams: Seams) -> None:
+        self._seams = seams
+        self._started = seams.event("on_request_started")
+        self.read = seams.event("on_request_read")
+        self._token = seams.event("on_request_token")
+        self._finished = seams.event("on_request_finished")
+
+    @property
+    def hook(self) -> str:
+        return self._started.hook
+
+    def start(self, operation: Operation) -> Request:
+        request = Request(operation)
+        scope = getattr(_local, "scope", None)
+        if scope is not None:
+            scope.requests.append(request)
+        self._started(request)
+        return request
+
+    def end(self, request: Request, outcome: Outcome) -> None:
+        request.end(outcome)
+        scope = getattr(_local, "scope", None)
+        if scope is None or request not in scope.requests:
+            self._finished(request)
+
+    def responses(self, request: Request, responses: Any, context: Any) -> Iterator[Any]:
+        """The same responses, each of them a token."""
+        try:
+            for response in responses:
+                if not request.n_generated:
+                    _count_cached(request, context)
+                request.token()
+                self._token(request)
+                yield response
+        except BaseException as error:
+            if request.outcome is None:  # else it was the client's end that ended this
+                self.end(request, outcome_of(error))
+            raise
+        self.end(request, "ok")
+
+    def stream(self, request: Request, responses: Any) -> Iterator[Any]:
+        """The same, of `stream_generate`: responses tell how long the prompt was."""
+        try:
+            for response in responses:
+                if not request.n_generated:
+                    request.n_prompt = getattr(response, "prompt_tokens", 0)
+                    self.read(request)
+                request.token()
+                self._token(request)
+                yield response
+        except BaseException as error:
+            self.end(request, outcome_of(error))
+            raise
+        self.end(request, "ok")
+
+
+def _count_cached(request: Request, context: Any) -> None:
+    """Take over what the prompt cache had, which is known by the first token."""
+    request.n_cached = max(0, getattr(context, "prompt_cache_count", 0) or 0)
+
+
+# -- without a server ----------------------------------------------------------------------------
+
+
+def stream_generate(original: _Function, seams: Seams) -> _Function:
+    """`stream_generate`: a sequence by itself; on the server's thread the request is known."""
+    follow = _Follower(seams)
+    began, ended = seams.event("on_stream_started"), seams.event("on_stream_ended")
+
+    def watched(responses: Any) -> Iterator[Any]:
+        began()
+        try:
+            if in_server():
+                yield from responses
+            else:
+                yield from follow.stream(follow.start("text_completion"), responses)
+        finally:
+            ended()
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return watched(original(*args, **kwargs))
+
+    return wrapper
