@@ -1,4 +1,4 @@
-"""`vqmon check`: what it says of a folder, and with which exit status."""
+"""`vqmon check`: what it says of a folder, a page and a trace, and with which exit code."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("click", reason="the extra cli")
 
-from click.testing import CliRunner
-
-from veloxquant_exporters.cli.check import command
+from veloxquant_exporters.cli.group import run
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.telemetry import instrument, publish, stop_publishing, uninstrument
+
+Said = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -28,34 +28,42 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "snapshots"
 
 
-def test_a_stopped_process_is_well(folder: Path) -> None:
+def test_a_stopped_process_is_well(folder: Path, capsys: Said) -> None:
     """One line a file, with its pools."""
-    result = CliRunner().invoke(command, [str(folder)])
-    assert result.exit_code == 0, result.output
-    assert "stopped; checked 3 of 64 blocks in use" in result.output
+    assert run(["check", str(folder)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("ok ")
+    assert "stopped; checked 3 of 64 blocks in use" in line
 
 
-def test_a_file_that_cannot_be_read_is_named(folder: Path) -> None:
-    """With the reason, and status 1."""
+def test_a_file_that_cannot_be_read_is_named(folder: Path, capsys: Said) -> None:
+    """With the reason, and code 1."""
     (folder / "x.snapshot.json").write_text("garbage")
-    result = CliRunner().invoke(command, [str(folder)])
-    assert result.exit_code == 1
-    assert "x.snapshot.json: cannot be read" in result.output
+    assert run(["check", str(folder)]) == 1
+    assert "problem  x.snapshot.json: cannot be read (invalid)" in capsys.readouterr().out
 
 
-def test_json_has_the_last_state_of_each_pool(folder: Path) -> None:
+def test_json_has_the_last_state_of_each_pool(folder: Path, capsys: Said) -> None:
     """For programs."""
-    result = CliRunner().invoke(command, [str(folder), "--json"])
-    report = json.loads(result.output)
-    assert report["ok"] is True
+    assert run(["check", str(folder), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["kind"]) == (True, "folder")
     (file,) = report["files"]
     (pool,) = file["snapshot"]["snapshot"]["pools"]
     assert (pool["name"], pool["n_blocks"]) == ("checked", 64)
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path, capsys: Said) -> None:
     """In one line."""
-    result = CliRunner().invoke(command, [str(tmp_path / "nowhere")])
-    assert result.exit_code == 1
-    assert "cannot be read" in result.output
-    assert result.output.count("\n") == 1
+    assert run(["check", str(tmp_path / "nowhere")]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "cannot be read" in line
+
+
+def test_one_file_of_a_folder(folder: Path, capsys: Said) -> None:
+    """Also through a link: the user named it."""
+    (file,) = folder.glob("*.snapshot.json")
+    link = folder.parent / "link"
+    link.symlink_to(file)
+    assert run(["check", str(link)]) == 0
+    assert "stopped; checked 3 of 64 blocks in use" in capsys.readouterr().out

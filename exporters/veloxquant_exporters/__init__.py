@@ -6,6 +6,8 @@ brings it: ``prometheus``, ``otel`` or ``cli``.
 
 from __future__ import annotations
 
-from veloxquant_mlx import __version__
-
 __all__ = ["__version__"]
+
+# Of its own, not `veloxquant_mlx`'s: another distribution brings a package of that name, and
+# `vqmon doctor` must run to say so.
+__version__ = "0.1.0"

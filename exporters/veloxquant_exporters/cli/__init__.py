@@ -3,8 +3,9 @@
 Importing this package loads no other library, so that a bare installation says what it lacks
 instead of showing a traceback. The commands are listed in `commands`.
 
-Exit codes: 0 done; 1 it could not be done, as one line says; 2 wrong usage, or a library that an
-extra would bring is missing; 130 ended by Ctrl-C before it was done.
+Exit codes: 0 done, and nothing wrong; 1 it could not be done, as one line says, or something is
+wrong; 2 wrong usage, or a library that an extra would bring is missing; 130 ended by Ctrl-C before
+it was done; 141 what reads its output went away.
 """
 
 from __future__ import annotations
@@ -34,4 +35,6 @@ def main(args: Sequence[str] | None = None) -> None:
             raise
         print(f"Error: {line}", file=sys.stderr)  # noqa: T201 - click, which would, is missing
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(run(args))

@@ -1,81 +1,93 @@
-"""`vqmon check`: the options; what it finds is found by `veloxquant_exporters.sidecar.check`."""
+"""`vqmon check`: the options; what it finds is found by `veloxquant_exporters.check`."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from veloxquant_exporters.check import Checked
     from veloxquant_exporters.sidecar.check import CheckedFile, DirectoryReport
 
 __all__ = ["command"]
 
 
 @click.command("check")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("target", metavar="URL|FILE|DIR")
 @click.option(
     "--watch",
     "watch_s",
+    metavar="SECONDS",
     type=click.FloatRange(0, 3600),
     default=0.0,
     show_default=True,
-    help="Seconds to wait for running processes to publish again.",
+    help="Of an address, fetch again after this time, to see whether a counter falls. Of a folder, "
+    "wait this long for running processes to publish again.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with each pool's last state.")
-def command(directory: Path, watch_s: float, as_json: bool) -> None:
-    """Tell how the processes of a snapshot folder are.
+def command(target: str, watch_s: float, as_json: bool) -> int:
+    """Lint a metrics page, a snapshot folder or a trace.
 
-    Exit status: 0 if all is well, 1 if a file cannot be read, a process died or hangs, or two have
-    one name.
+    A page is given by its address, as a saved file, or as - on standard input: is it well-formed,
+    does it hold what the catalogue of metrics says, do its values add up? A folder is the one that
+    processes publish into: can all files be read, does every process live?
 
+    \b
+    Exit codes: 0 if there is no problem (warnings there may be), 1 if there is one.
+
+    \b
+    Example: vqmon check http://127.0.0.1:9464/metrics --watch 15
     Example: vqmon check /run/veloxquant --watch 3
-    """
-    from veloxquant_exporters.sidecar.check import check_directory
+    Example: curl -s http://127.0.0.1:9465/metrics | vqmon check -
+    """  # noqa: D301 - \b is click's mark for lines that stay as they are
+    from veloxquant_exporters.check import check
 
-    report = check_directory(directory, watch_s=watch_s)
-    click.echo(json.dumps(_as_json(report), indent=1) if as_json else _as_text(report))
-    if not report.ok:
-        raise SystemExit(1)
+    checked = check(target, watch_s=watch_s)
+    click.echo(json.dumps(_as_json(target, checked), indent=1) if as_json else _as_text(checked))
+    return int(not checked.ok)
 
 
-def _as_text(report: DirectoryReport) -> str:
-    if report.fault:
-        return f"the folder cannot be read: {report.fault}"
-    lines = [_line(file) for file in report.files] or ["no snapshot files"]
-    lines += [f"{name}: several running processes have this name" for name in report.clashes]
+def _as_text(checked: Checked) -> str:
+    from veloxquant_exporters.cli.shown import as_line
+    from veloxquant_exporters.findings import Finding
+
+    lines = list(map(as_line, checked.findings))
+    if checked.summary and checked.ok:
+        lines.insert(0, as_line(Finding("ok", checked.summary)))
     return "\n".join(lines)
 
 
-def _line(checked: CheckedFile) -> str:
-    if checked.file is None:
-        return f"{checked.name}: cannot be read ({checked.fault}): {checked.text}"
-    pools = ", ".join(
-        f"{pool.name} {pool.blocks_in_use} of {pool.n_blocks} blocks in use"
-        for pool in checked.file.snapshot.pools
-    )
-    return f"{checked.name}: {checked.state}; {pools or 'no pools'}"
+def _as_json(target: str, checked: Checked) -> dict[str, Any]:
+    from veloxquant_exporters.cli.shown import as_dict
+
+    return {
+        "ok": checked.ok,
+        "target": target,
+        "kind": checked.kind,
+        "summary": checked.summary,
+        "findings": list(map(as_dict, checked.findings)),
+        **checked.more,
+        **({} if checked.folder is None else _folder(checked.folder)),
+    }
 
 
-def _as_json(report: DirectoryReport) -> dict[str, object]:
+def _folder(report: DirectoryReport) -> dict[str, Any]:
+    return {
+        "fault": report.fault,
+        "clashes": list(report.clashes),
+        "files": list(map(_file, report.files)),
+    }
+
+
+def _file(checked: CheckedFile) -> dict[str, Any]:
     from veloxquant_mlx.telemetry.snapshot_json import process_to_dict
 
     return {
-        "ok": report.ok,
-        "fault": report.fault,
-        "clashes": list(report.clashes),
-        "files": [
-            {
-                "name": checked.name,
-                "state": checked.state,
-                "fault": checked.fault,
-                "text": checked.text,
-                "snapshot": None
-                if checked.file is None
-                else process_to_dict(checked.file.snapshot),
-            }
-            for checked in report.files
-        ],
+        "name": checked.name,
+        "state": checked.state,
+        "fault": checked.fault,
+        "text": checked.text,
+        "snapshot": None if checked.file is None else process_to_dict(checked.file.snapshot),
     }

@@ -51,10 +51,14 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "check": Entry(
         f"{_HERE}.check",
-        "Tell how the processes of a snapshot folder are.",
+        "Lint a metrics page, a snapshot folder or a trace.",
     ),
     "bench": Entry(
         f"{_HERE}.bench",
         "Measure how an allocator's calls scale, in CPU time.",
+    ),
+    "completion": Entry(
+        f"{_HERE}.completion",
+        "Print the script that completes vqmon in a shell.",
     ),
 }

@@ -1,9 +1,11 @@
-"""The click group of `vqmon`: loads the one command that is asked for."""
+"""The click group of `vqmon`: loads the one command that is asked for, and ends it in one way."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 
 import click
@@ -12,9 +14,11 @@ from veloxquant_exporters import __version__
 from veloxquant_exporters.cli.commands import COMMANDS
 from veloxquant_exporters.cli.missing import explain
 
-__all__ = ["run", "vqmon"]
+__all__ = ["CLOSED_PIPE", "INTERRUPTED", "run", "vqmon"]
 
-INTERRUPTED = 130  # what shells report of a command that Ctrl-C ended
+# What shells report of a command that Ctrl-C ended, or the end of the pipe that it wrote to.
+INTERRUPTED = 130
+CLOSED_PIPE = 141
 
 
 class MissingLibraryError(click.ClickException):
@@ -70,22 +74,71 @@ def _explained(name: str | None) -> Iterator[None]:
 )
 @click.version_option(__version__, prog_name="vqmon")
 def vqmon() -> None:
-    """Watch the KV-cache block pools of MLX model servers."""
+    """Watch the KV-cache block pools of MLX model servers.
+
+    \b
+    Example: vqmon demo --once              what it looks like
+    Example: vqmon doctor                   is all as it should be, and if not, what to do
+    Example: vqmon COMMAND --help           options and examples of a command
+    Example: eval "$(vqmon completion bash)"
+    """  # noqa: D301 - \b is click's mark for lines that stay as they are
 
 
 def run(args: Sequence[str] | None) -> int:
     """Run the command line and return the exit code, as `veloxquant_exporters.cli` lists them.
 
-    A command's return value, if an int, is its exit code. A function is called first: what it raises
-    is not for click to catch.
+    A command's return value, if an int, is its exit code. No traceback but of a fault in the
+    program itself.
     """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError):  # none, or one that a caller put there
+            # Names of files and pools need not be fit for the terminal's encoding.
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    color = False if os.environ.get("NO_COLOR") else None
     try:
-        code = vqmon.main(args, prog_name="vqmon", standalone_mode=False)
+        code = vqmon.main(args, prog_name="vqmon", standalone_mode=False, color=color)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # while a failure can still be told
     except click.ClickException as error:
+        _settle_output()
         error.show()
         return error.exit_code
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    if callable(code):
-        code = code()
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # click ends it with code 1
+            return _closed_pipe()
+        raise
+    except BrokenPipeError:
+        return _closed_pipe()
+    except OSError as error:
+        _settle_output()
+        click.echo(f"Error: {_said(error)}", err=True)
+        return 1
     return code if isinstance(code, int) else 0
+
+
+def _closed_pipe() -> int:
+    _settle_output()
+    return CLOSED_PIPE
+
+
+def _settle_output() -> None:
+    """Write what is buffered; what cannot be written goes, or the interpreter tries it again."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+
+
+def _said(error: OSError) -> str:
+    """The fault of the system in one line, with the file it is about."""
+    text = error.strerror or str(error) or type(error).__name__
+    if error.filename is None:
+        return text
+    name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+    return f"{name}: {text}"

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-__all__ = ["backend_extra", "explain"]
+__all__ = ["DISTRIBUTION", "PEER", "backend_extra", "explain"]
 
 DISTRIBUTION: Final = "veloxquant-mlx-monitor"
+PEER: Final = "veloxquant-mlx"  # which has the import name veloxquant_mlx, too
 
 # By import name. What is not listed is no extra's to bring: its absence is a fault, and shows itself.
 LIBRARIES: Final = {
@@ -36,6 +37,8 @@ def explain(error: ImportError, who: str, extras: Iterable[str]) -> str | None:
     """
     while isinstance(error.__cause__, ImportError):  # a package that says itself what it lacks
         error = error.__cause__
+    if (error.name or "").partition(".")[0] == "veloxquant_mlx" and _peer_is_installed():
+        return f"{who} needs veloxquant_mlx, which the package {PEER} has overwritten. Try: vqmon doctor"
     library = _library(error)
     if library is None:
         return None
@@ -47,6 +50,16 @@ def explain(error: ImportError, who: str, extras: Iterable[str]) -> str | None:
 def backend_extra() -> str:
     """The extra that brings MLX to this platform."""
     return "apple" if (sys.platform, platform.machine()) == ("darwin", "arm64") else "cpu"
+
+
+def _peer_is_installed() -> bool:
+    from importlib import metadata
+
+    try:
+        metadata.distribution(PEER)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _library(error: ImportError) -> str | None:

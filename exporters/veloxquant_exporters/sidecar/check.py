@@ -14,7 +14,7 @@ from veloxquant_exporters.sidecar.state import QUIET_INTERVALS, State, judge
 from veloxquant_mlx.telemetry.identity import own_namespace
 from veloxquant_mlx.telemetry.snapshot_json import SnapshotFile
 
-__all__ = ["CheckedFile", "DirectoryReport", "check_directory"]
+__all__ = ["CheckedFile", "DirectoryReport", "check_directory", "check_file"]
 
 LOOK_S: Final = 0.05
 
@@ -78,6 +78,12 @@ def check_directory(directory: str | os.PathLike[str], *, watch_s: float = 0.0) 
             if over:
                 del waiting[name]
     return DirectoryReport(tuple(files.values()), _clashes(files.values()), fault)
+
+
+def check_file(path: str | os.PathLike[str]) -> CheckedFile:
+    """Read one file, wherever it lies, and judge the process behind it; links are followed."""
+    found = Path(path).resolve()
+    return _check(found.parent, found.name, 0.0)
 
 
 def _names(directory: str | os.PathLike[str]) -> tuple[list[str], str]:
