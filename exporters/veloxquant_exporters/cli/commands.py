@@ -49,6 +49,11 @@ COMMANDS: Final[dict[str, Entry]] = {
         f"{_HERE}.export",
         "Write the Grafana boards or the Prometheus rules into a folder.",
     ),
+    "top": Entry(
+        f"{_HERE}.top",
+        "Watch pools, memory and alerts on the terminal.",
+        ("cli", "top"),
+    ),
     "check": Entry(
         f"{_HERE}.check",
         "Lint a metrics page, a snapshot folder or a trace.",

@@ -1,0 +1,132 @@
+"""What `vqmon top` does: open the source, then show it on screens, as one frame, or as JSON."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from veloxquant_exporters.top.board import Board
+from veloxquant_exporters.top.fetch import Access
+from veloxquant_exporters.top.poller import Poller
+from veloxquant_exporters.top.source import Source, SourceError
+
+__all__ = ["Settings", "open_source", "read_once", "run"]
+
+# Longest wait for a first answer, and for a second one after its interval.
+FIRST_S: Final = 10.0
+NARROWEST: Final = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What to show, and how.
+
+    Attributes:
+        source: A snapshot folder, the URL of a metrics page, or a trace file.
+        interval_s: Seconds between readings.
+        once, as_json: One frame of plain text, or one reading as JSON, instead of screens.
+        access: How to get in, of a URL.
+    """
+
+    source: str
+    interval_s: float = 1.0
+    once: bool = False
+    as_json: bool = False
+    access: Access = field(default_factory=Access)
+
+
+def run(settings: Settings) -> int:
+    """Show until told to stop; for the main thread of a program.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SourceError: Nothing can be read at first.
+    """
+    # What a source logs would land on the screens; the screens say what it is worth.
+    logging.getLogger("veloxquant_exporters").addHandler(logging.NullHandler())
+    source = open_source(settings.source, settings.access)
+    if settings.as_json:
+        from veloxquant_exporters.top.as_json import board_to_json
+
+        _print(board_to_json(read_once(source, settings.interval_s)))
+        return 0
+    if settings.once:
+        _print_frame(read_once(source, settings.interval_s))
+        return 0
+    from veloxquant_exporters.top.screens.app import TopApp
+
+    poller = Poller(source, settings.interval_s)
+    poller.start()
+    try:
+        _first(poller)
+        return TopApp(poller).run_to_end()
+    finally:
+        poller.close()
+
+
+def open_source(name: str, access: Access | None = None) -> Source:
+    """The source that `name` names; nothing is read yet.
+
+    Raises:
+        SourceError: There is no such folder or file, or it is no URL.
+    """
+    if "://" in name:
+        from veloxquant_exporters.top.page_source import PageSource
+
+        return PageSource(name, access)
+    path = Path(name)
+    if path.is_dir():
+        from veloxquant_exporters.top.folder_source import FolderSource
+
+        return FolderSource(path)
+    if not path.exists():
+        raise SourceError(f"{name!r} is neither a folder or file that is there, nor a URL")
+    raise SourceError(f"{name!r} is neither a snapshot folder nor a URL")
+
+
+def read_once(source: Source, interval_s: float) -> Board:
+    """The board of two readings, `interval_s` apart, so that it has rates.
+
+    Raises:
+        SourceError: Nothing can be read.
+    """
+    poller = Poller(source, interval_s)
+    poller.start()
+    try:
+        _first(poller)
+        heard = poller.wait(2, FIRST_S + interval_s)
+    finally:
+        poller.close()
+    if heard.board is None:
+        raise SourceError(heard.fault)
+    return heard.board
+
+
+def _first(poller: Poller) -> None:
+    """Wait for the first answer."""
+    heard = poller.wait(1, FIRST_S)
+    if heard.board is None:
+        late = f"{poller.source.title} does not answer in {FIRST_S:g} s"
+        raise SourceError(heard.fault or late)
+
+
+def _print_frame(board: Board) -> None:
+    from veloxquant_exporters.top.panels.frame import frame
+    from veloxquant_exporters.top.panels.paint import ASCII
+
+    width = max(NARROWEST, shutil.get_terminal_size().columns)
+    text = "\n".join(row.plain[:width].rstrip() for row in frame(board, width))
+    encoding = (sys.stdout.encoding or "ascii").lower()
+    _print(text if "utf" in encoding else text.translate(ASCII))
+
+
+def _print(text: str) -> None:
+    import click
+
+    click.echo(text)
