@@ -56,7 +56,14 @@ def is_url(text: str) -> bool:
     return text.lower().startswith(("http://", "https://"))
 
 
-def fetch(url: str, *, accept: str = "*/*", timeout_s: float = 10.0) -> Answer:
+def fetch(
+    url: str,
+    *,
+    accept: str = "*/*",
+    timeout_s: float = 10.0,
+    authorization: str = "",
+    context: ssl.SSLContext | None = None,
+) -> Answer:
     """GET an address.
 
     A user and password in the URL are sent by Basic authentication. Proxies of the environment are
@@ -66,13 +73,16 @@ def fetch(url: str, *, accept: str = "*/*", timeout_s: float = 10.0) -> Answer:
         url: `http` or `https`.
         accept: The header.
         timeout_s: For all of it, from looking up the name to the last byte.
+        authorization: The header, instead of what a user and password in the URL give.
+        context: Whom to trust and what to show, of `https`; None trusts whom the system does.
 
     Raises:
         FetchError: No answer, too slow, too long, or no URL.
     """
     parts = _split(url)
     shown, token = _without_user(parts)
-    call = _Call(shown, accept, token, timeout_s)
+    authorization = authorization or (token and f"Basic {token}")
+    call = _Call(shown, accept, authorization, timeout_s, context)
     # A thread of its own, since neither a name server nor a header that drips keeps to a timeout.
     thread = threading.Thread(target=call.run, name="veloxquant-fetch", daemon=True)
     thread.start()
@@ -88,11 +98,19 @@ def fetch(url: str, *, accept: str = "*/*", timeout_s: float = 10.0) -> Answer:
 
 
 class _Call:
-    def __init__(self, url: str, accept: str, token: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        accept: str,
+        authorization: str,
+        timeout_s: float,
+        context: ssl.SSLContext | None,
+    ) -> None:
         self.url = url
         self._accept = accept
-        self._token = token
+        self._authorization = authorization
         self._timeout_s = timeout_s
+        self._context = context
         self.answer: Answer | None = None
         self.error: FetchError | None = None
 
@@ -108,10 +126,12 @@ class _Call:
         handlers: list[urllib.request.BaseHandler] = []
         if _is_this_machine(urlsplit(self.url).hostname or ""):
             handlers.append(urllib.request.ProxyHandler({}))
+        if self._context is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=self._context))
         opener = urllib.request.build_opener(*handlers)
         request = urllib.request.Request(self.url, headers={"Accept": self._accept})  # noqa: S310
-        if self._token:  # for this address alone, not for where it may redirect to
-            request.add_unredirected_header("Authorization", f"Basic {self._token}")
+        if self._authorization:  # for this address alone, not for where it may redirect to
+            request.add_unredirected_header("Authorization", self._authorization)
         try:
             with opener.open(request, timeout=self._timeout_s) as response:
                 return self._read(response, response.status)
