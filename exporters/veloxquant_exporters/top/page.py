@@ -58,14 +58,14 @@ class _Series:
         if not found:
             return None
         if math.isnan(found[0][1]):
-            raise SourceError(f"the page says NaN for {name}")
+            raise SourceError(f"says NaN for {name}")
         return found[0][1]
 
     def whole(self, name: str) -> int | None:
         """As `number`, as a whole number."""
         value = self.number(name)
         if value is not None and not math.isfinite(value):
-            raise SourceError(f"the page says {value} for {name}")
+            raise SourceError(f"says {value} for {name}")
         return None if value is None else round(value)
 
     def by(self, name: str, label: str) -> dict[str, int]:
@@ -73,7 +73,7 @@ class _Series:
         found: dict[str, int] = {}
         for labels, value in self.samples.get(name, ()):
             if not math.isfinite(value):
-                raise SourceError(f"the page says {value} for {name}")
+                raise SourceError(f"says {value} for {name}")
             found[labels.get(label, "")] = round(value)
         return found
 
@@ -147,9 +147,7 @@ def _samples(text: str, content_type: str) -> Iterable[Sample]:
         else:
             families = list(parse_text(page))
     except (ValueError, KeyError, IndexError) as error:
-        raise SourceError(
-            f"the page is no metrics page: {' '.join(str(error).split())[:120]}"
-        ) from (error)
+        raise SourceError(f"is no metrics page: {' '.join(str(error).split())[:120]}") from (error)
     return [sample for family in families for sample in family.samples]
 
 
@@ -161,14 +159,14 @@ def _what_it_is(text: str, content_type: str) -> str:
     """Why a page has nothing for us, in a line."""
     start = text.lstrip()[:200].lower()
     if content_type == "text/html" or start.startswith(("<!doctype", "<html")):
-        return "the page is HTML, no metrics page: metrics are usually at /metrics"
+        return "is HTML, no metrics page; that is usually at /metrics"
     try:
         n = sum(len(family.samples) for family in parse_text(text[: 2**20]))
     except (ValueError, KeyError, IndexError):
-        return "the page is no metrics page"
+        return "is no metrics page"
     if not n:
-        return "the page is empty"
-    return "the page has metrics, but none of block pools: is the exporter of another port meant?"
+        return "is an empty page"
+    return "has metrics, but none of block pools; is it the right port?"
 
 
 def _processes(

@@ -68,6 +68,7 @@ class Poller:
         self._changed = threading.Condition()
         self._heard = Heard()
         self._closing = False
+        self._poked = False
         self._thread = threading.Thread(target=self._run, name="vqmon-top", daemon=True)
 
     def start(self) -> None:
@@ -78,6 +79,12 @@ class Poller:
         """Ask no more. A read that goes on is left to itself."""
         with self._changed:
             self._closing = True
+            self._changed.notify_all()
+
+    def poke(self) -> None:
+        """Ask now; if a read goes on, once more after it."""
+        with self._changed:
+            self._poked = True
             self._changed.notify_all()
 
     @property
@@ -96,7 +103,8 @@ class Poller:
             self._note(replace(self._heard, asked_s=self.clock()))
             self._note(self._read())
             with self._changed:
-                self._changed.wait_for(lambda: self._closing, self.interval_s)
+                self._changed.wait_for(lambda: self._closing or self._poked, self.interval_s)
+                self._poked = False
 
     def _read(self) -> Heard:
         n_reads = self._heard.n_reads + 1

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from veloxquant_exporters.top.access import Access
 from veloxquant_exporters.top.board import Board
-from veloxquant_exporters.top.fetch import Access
 from veloxquant_exporters.top.poller import Poller
 from veloxquant_exporters.top.source import Source, SourceError
+from veloxquant_mlx.telemetry import stop_publishing
 
 __all__ = ["Settings", "open_source", "read_once", "run"]
 
@@ -50,6 +51,7 @@ def run(settings: Settings) -> int:
     """
     # What a source logs would land on the screens; the screens say what it is worth.
     logging.getLogger("veloxquant_exporters").addHandler(logging.NullHandler())
+    stop_publishing()  # the variable that names the folder is meant for those who have pools
     source = open_source(settings.source, settings.access)
     if settings.as_json:
         from veloxquant_exporters.top.as_json import board_to_json

@@ -14,6 +14,8 @@ from veloxquant_exporters.top.units import duration
 
 __all__ = ["alert_rows", "alert_summary", "not_judged_rows"]
 
+# Narrower than this, names stand without what all of them begin with.
+ROOMY: Final = 100
 _STYLES: Final = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -52,7 +54,7 @@ def alert_rows(alerts: Sequence[AlertView], width: int, selected: int | None = N
                 Text("▸" if place == selected else " ", style="bold"),
                 Text(mark, style=style),
                 cell(_state(alert), 15, style=style),
-                Text(alert.name, style="bold"),
+                Text(_short(alert.name) if width < ROOMY else alert.name, style="bold"),
                 Text(about, style="cyan"),
                 Text(alert.detail),
             ]
@@ -73,7 +75,11 @@ def not_judged_rows(width: int) -> list[Text]:
     return rows
 
 
+def _short(name: str) -> str:
+    return name.removeprefix("VeloxQuant")
+
+
 def _state(alert: AlertView) -> str:
     if alert.state == "firing":
         return "firing"
-    return f"in {duration(max(1.0, alert.for_s - alert.held_s))}"
+    return f"pending {duration(max(1.0, alert.for_s - alert.held_s))}"

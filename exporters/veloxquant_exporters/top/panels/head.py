@@ -8,7 +8,7 @@ from rich.text import Text
 
 from veloxquant_exporters.top.board import Board
 from veloxquant_exporters.top.panels.paint import cell
-from veloxquant_exporters.top.units import count, duration, percent, rate
+from veloxquant_exporters.top.units import amount, duration, percent, rate
 
 __all__ = ["head"]
 
@@ -40,14 +40,14 @@ def _sums(board: Board) -> Text:
     up = sum(process.up for process in board.processes)
     down = len(board.processes) - up
     text = Text(" ")
-    text.append(_plural(up, "process", "processes") + " up")
+    text.append(f"{up} up")
     if down:
         text.append(f", {down} down", style="bold red")
     text.append(f"  {_plural(len(board.pools), 'pool', 'pools')}")
     managed = sum(pool.n_blocks for pool in board.pools)
     used = sum(pool.in_use for pool in board.pools)
     if managed:
-        text.append(f"  {count(used)}/{count(managed)} blocks ({percent(used / managed)})")
+        text.append(f"  {amount(used)} of {amount(managed)} blocks ({percent(used / managed)})")
     rates = [pool.rates for pool in board.pools if pool.rates is not None]
     if rates:
         text.append(f"  alloc {rate(sum(r.allocations for r in rates))}/s")

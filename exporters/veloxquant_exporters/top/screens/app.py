@@ -1,0 +1,138 @@
+"""TopApp: the program behind the screens. It never waits for a source."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from typing import ClassVar, Final
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+
+from veloxquant_exporters.top.board import Board
+from veloxquant_exporters.top.poller import Poller
+from veloxquant_exporters.top.screens.alerts_screen import AlertsScreen
+from veloxquant_exporters.top.screens.board_screen import BoardScreen
+from veloxquant_exporters.top.screens.detail_screen import DetailScreen
+from veloxquant_exporters.top.screens.help_screen import HelpScreen
+from veloxquant_exporters.top.screens.shown import Shown
+from veloxquant_exporters.top.screens.state import State
+
+__all__ = ["TopApp"]
+
+# How often the screens look whether there is another board; the age is shown to the second.
+LOOK_S: Final = 0.1
+
+
+class TopApp(App[int]):
+    """Shows what a poller hears.
+
+    Args:
+        poller: Started; it has a board.
+    """
+
+    TITLE = "vqmon top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { layout: vertical; }
+    Panel { height: auto; }
+    #top { height: 2; }
+    #body, #scroll { height: 1fr; }
+    #left { width: 1fr; }
+    #pools { height: 1fr; min-height: 3; }
+    #side { display: none; width: 62; height: 100%; margin-left: 2; }
+    .-wide #side { display: block; }
+    #memory, #alerts { margin-top: 0; }
+    HelpScreen { align: center middle; }
+    #help { width: 78; height: auto; max-height: 95%; border: round $accent; padding: 0 1;
+            background: $surface; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True),
+        Binding("p,space", "pause", "Pause", key_display="p"),
+        Binding("r", "read", show=False),
+        Binding("question_mark", "help", "Help", key_display="?"),
+    ]
+
+    def __init__(self, poller: Poller) -> None:
+        # Without this, Textual turns colours into greys where NO_COLOR asks for none.
+        super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
+        heard = poller.heard
+        board = heard.board or Board(
+            source=poller.source.title, wall_s=0.0, watched_s=0.0, processes=(), pools=()
+        )
+        self.poller = poller
+        self.state = State(board, heard, now_s=poller.clock())
+        self._status = ""
+
+    def run_to_end(self) -> int:
+        """Run until the person quits, or a signal asks for it; the exit code."""
+        code = self.run()
+        return code if code is not None else self.return_code or 0
+
+    def on_load(self) -> None:
+        """Leave the terminal as it was, also when a signal ends the program."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(ValueError, RuntimeError):  # not the main thread, as in some tests
+                loop.add_signal_handler(number, self.exit, 0)
+
+    def on_mount(self) -> None:
+        """Show the board, and look for others."""
+        self.push_screen(BoardScreen())
+        self.set_interval(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        changed = self.state.take(self.poller.heard, self.poller.clock())
+        if changed or self.state.status != self._status:
+            self._status = self.state.status
+            self.action_redraw()
+
+    # -- actions --------------------------------------------------------------------------------
+
+    def action_redraw(self) -> None:
+        """Draw the screens anew."""
+        for screen in self.screen_stack:
+            if isinstance(screen, Shown):
+                screen.redraw()
+
+    async def action_quit(self) -> None:
+        """End, with exit code 0."""
+        self.exit(0)
+
+    def action_pause(self) -> None:
+        """Hold the picture, or go on."""
+        self.state.paused = not self.state.paused
+        self._look()
+        self.action_redraw()
+
+    def action_read(self) -> None:
+        """Read now."""
+        self.poller.poke()
+
+    def action_sort(self) -> None:
+        """Sort the pools by the next order."""
+        self.state.sort_next()
+        self.action_redraw()
+
+    def action_move(self, by: int) -> None:
+        """Mark another pool."""
+        self.state.move(by)
+        self.action_redraw()
+
+    def action_open_pool(self) -> None:
+        """Show the marked pool in full."""
+        if self.state.pool is not None:
+            self.state.selected = self.state.pool.key
+            self.push_screen(DetailScreen())
+
+    def action_alerts(self) -> None:
+        """Show the alerts."""
+        self.push_screen(AlertsScreen())
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        self.push_screen(HelpScreen())
