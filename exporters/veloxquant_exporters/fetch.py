@@ -170,7 +170,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _no_url(url: str, why: str) -> FetchError:
-    return FetchError(f"{url!a} is no address: {why}", "Write it as in http://127.0.0.1:9464")
+    return FetchError(f"{url!a} is no address: {why}", "Write all of it, as in http://127.0.0.1:9464/metrics")
 
 
 def _without_user(parts: SplitResult) -> tuple[str, str]:

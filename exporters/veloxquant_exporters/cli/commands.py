@@ -54,6 +54,10 @@ COMMANDS: Final[dict[str, Entry]] = {
         "Watch pools, memory and alerts on the terminal.",
         ("cli", "top"),
     ),
+    "doctor": Entry(
+        f"{_HERE}.doctor",
+        "Find what keeps pools from being watched, and say how to mend it.",
+    ),
     "check": Entry(
         f"{_HERE}.check",
         "Lint a metrics page, a snapshot folder or a trace.",

@@ -7,6 +7,8 @@ import os
 import socket
 from typing import Any, Final
 
+from veloxquant_exporters.port_holder import port_holder
+
 __all__ = ["BACKLOG", "StartError", "bind", "shown_host"]
 
 BACKLOG: Final = 1024  # bursts wait here; the system may allow fewer
@@ -119,7 +121,7 @@ def _bind_one(family: socket.AddressFamily, sockaddr: tuple[Any, ...]) -> socket
 def _start_error(addr: str, port: int, error: OSError) -> StartError:
     if error.errno == errno.EADDRINUSE:
         text = (
-            f"port {port} of {addr} is taken{_holder(port)}; stop what holds it, or choose another "
+            f"port {port} of {addr} is taken{port_holder(port)}; stop what holds it, or choose another "
             "port (0 takes a free one)"
         )
     elif error.errno == errno.EACCES:
@@ -129,19 +131,3 @@ def _start_error(addr: str, port: int, error: OSError) -> StartError:
     else:
         text = f"cannot serve on port {port} of {addr}: {error.strerror or error}"
     return StartError(text, error.errno)
-
-
-def _holder(port: int) -> str:
-    """Who listens on a port, as far as the system and psutil, if it is there, tell."""
-    try:
-        import psutil
-
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,):
-                if connection.pid == os.getpid():
-                    return " by this process itself"
-                if connection.pid:
-                    return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
-    except Exception:  # noqa: BLE001 - a courtesy: most systems tell only root
-        return ""
-    return ""
