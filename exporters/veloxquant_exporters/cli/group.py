@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from io import TextIOWrapper
 
 import click
 
@@ -87,16 +88,37 @@ def vqmon() -> None:
 def run(args: Sequence[str] | None) -> int:
     """Run the command line and return the exit code, as `veloxquant_exporters.cli` lists them.
 
-    A command's return value, if an int, is its exit code. No traceback but of a fault in the
-    program itself.
+    A command's return value, if an int, is its exit code. A function is called at the end, outside
+    of all that is done here: what it raises and writes is its own.
     """
+    with _any_text():
+        code = _run(args)
+    if callable(code):
+        code = code()
+    return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _any_text() -> Iterator[None]:
+    """Names of files and pools need not be fit for the terminal's encoding: escape what is not."""
+    before: list[tuple[TextIOWrapper, str]] = []
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, ValueError):  # none, or one that a caller put there
-            # Names of files and pools need not be fit for the terminal's encoding.
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        if isinstance(stream, TextIOWrapper):  # not what a caller put there
+            before.append((stream, stream.errors or "strict"))
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream, errors in before:
+            with suppress(ValueError, OSError):  # closed meanwhile, or what it holds goes nowhere
+                stream.reconfigure(errors=errors)
+
+
+def _run(args: Sequence[str] | None) -> object:
+    """What the command returned, or the exit code of how it ended; a fault of ours is raised."""
     color = False if os.environ.get("NO_COLOR") else None
     try:
-        code = vqmon.main(args, prog_name="vqmon", standalone_mode=False, color=color)
+        value = vqmon.main(args, prog_name="vqmon", standalone_mode=False, color=color)
         if sys.stdout is not None:
             sys.stdout.flush()  # while a failure can still be told
     except click.ClickException as error:
@@ -115,7 +137,7 @@ def run(args: Sequence[str] | None) -> int:
         _settle_output()
         click.echo(f"Error: {_said(error)}", err=True)
         return 1
-    return code if isinstance(code, int) else 0
+    return value
 
 
 def _closed_pipe() -> int:
