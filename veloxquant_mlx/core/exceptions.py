@@ -42,6 +42,8 @@ class BlockPoolExhaustedError(PoolError, RuntimeError):
         free: Blocks that were free at that moment.
         owner: The owner that asked.
         reason: A short constant for the cause, such as a reached limit or a failed growth.
+        summary: The pool at that moment, a few lines of text that also end the message: free blocks
+            and fill by stream, who holds most among the oldest owners, and the last calls.
     """
 
     stream: str | None
@@ -49,6 +51,7 @@ class BlockPoolExhaustedError(PoolError, RuntimeError):
     free: int | None
     owner: int | str | None
     reason: str | None
+    summary: str | None
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class BlockPoolExhaustedError(PoolError, RuntimeError):
         free: int | None = None,
         owner: int | str | None = None,
         reason: str | None = None,
+        summary: str | None = None,
     ) -> None:
         """Take the message, and what is known about the refused request."""
         super().__init__(*args)
@@ -66,6 +70,7 @@ class BlockPoolExhaustedError(PoolError, RuntimeError):
         self.free = free
         self.owner = owner
         self.reason = reason
+        self.summary = summary
 
 
 class OwnerAlreadyActiveError(PoolError, ValueError):

@@ -120,7 +120,7 @@ class BlockPoolAllocator(HotPath):
         """The newest 256 states, oldest first: one a call that changed something or failed."""
         with self._lock:
             self._settle()
-            return history(list(self._journal))
+            return history(self._journal)
 
     @property
     def rejected(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ The pool pays for a tuple and an append; whatever reads it pays for the rest.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from itertools import islice
 from typing import Final, NamedTuple
 
 from veloxquant_mlx.memory.allocation_stats import AllocationStats
@@ -23,6 +23,7 @@ __all__ = [
     "Counts",
     "Entry",
     "Era",
+    "newest",
 ]
 
 HISTORY: Final = 256
@@ -72,9 +73,23 @@ def thaw(at_ns: int, taken: int, counts: Counts) -> AllocationStats:
     )
 
 
-def history(entries: Iterable[Entry]) -> deque[AllocationStats]:
+def newest(entries: deque[Entry], n: int) -> list[Entry]:
+    """The newest `n` entries, oldest first; a recorder's journal has many more. Needs no lock."""
+    while True:
+        try:
+            found = list(islice(reversed(entries), n))
+        except RuntimeError:  # a handler, or another thread, appended to it just now
+            continue
+        found.reverse()
+        return found
+
+
+def history(entries: deque[Entry]) -> deque[AllocationStats]:
     """The newest `HISTORY` entries as stats, oldest first."""
-    newest = list(entries)[-HISTORY:]
     return deque(
-        (thaw(at_ns, taken, counts) for at_ns, _, _, _, _, taken, counts in newest), maxlen=HISTORY
+        (
+            thaw(at_ns, taken, counts)
+            for at_ns, _, _, _, _, taken, counts in newest(entries, HISTORY)
+        ),
+        maxlen=HISTORY,
     )

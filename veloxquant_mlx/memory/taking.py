@@ -11,6 +11,7 @@ from veloxquant_mlx.memory.books import Books
 from veloxquant_mlx.memory.journal import EXHAUSTED
 from veloxquant_mlx.memory.lease import Group
 from veloxquant_mlx.memory.stream import Stream, make_blocks
+from veloxquant_mlx.memory.summary import summarize
 
 __all__ = ["make_room", "take"]
 
@@ -203,15 +204,19 @@ def _fail(
     gave, born, partial, peak, era = books._counts
     era = era._replace(n_exhausted=era.n_exhausted + 1)
     books._counts = (gave, born, partial, peak, era)
-    refused = Lease(stream, owner, "fp16")
-    books._rare(books._entry(EXHAUSTED, ((refused, need[stream], None),), 0, n_tokens))
+    summary = summarize(books)
+    # Every stream that was asked, the one that fell short first: so a trace can ask again.
+    asked = [stream, *(other for other in need if other is not stream)]
+    parts = tuple([(Lease(one, owner, "fp16"), need[one], None) for one in asked])
+    books._rare(books._entry(EXHAUSTED, parts, 0, n_tokens))
     raise BlockPoolExhaustedError(
         f"stream {stream.name!r} has {stream.n_free} of {need[stream]} blocks that owner "
         f"{owner!r} needs for {n_tokens} tokens ({_CAUSE[reason]}; pool of "
-        f"{era.n_blocks} blocks, {books._n_in_use()} in use)",
+        f"{era.n_blocks} blocks, {books._n_in_use()} in use)\n{summary}",
         stream=stream.name,
         requested=need[stream],
         free=stream.n_free,
         owner=owner,
         reason=reason,
+        summary=summary,
     )

@@ -6,6 +6,7 @@ from veloxquant_mlx.telemetry.catalogue import CATALOGUE, Metric
 from veloxquant_mlx.telemetry.probe import Probe
 from veloxquant_mlx.telemetry.process import ProcessSnapshot
 from veloxquant_mlx.telemetry.publisher import publish, publish_from_environment, stop_publishing
+from veloxquant_mlx.telemetry.recorder import Recorder, record
 from veloxquant_mlx.telemetry.registry import (
     instrument,
     instrument_all,
@@ -22,11 +23,13 @@ __all__ = [
     "PoolSnapshot",
     "Probe",
     "ProcessSnapshot",
+    "Recorder",
     "StreamSnapshot",
     "check_pool",
     "instrument",
     "instrument_all",
     "publish",
+    "record",
     "stop_instrumenting_all",
     "stop_publishing",
     "take_snapshot",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["MAX_EVENTS", "EventSource", "last_events", "set_event_source"]
+__all__ = ["MAX_EVENTS", "EventSource", "has_source", "last_events", "set_event_source"]
 
 MAX_EVENTS: Final = 64
 
@@ -22,6 +22,11 @@ def set_event_source(source: EventSource | None) -> None:
             last 64 are written. None: no events.
     """
     _source[:] = [] if source is None else [source]
+
+
+def has_source() -> bool:
+    """Whether events come from anywhere."""
+    return bool(_source)
 
 
 def last_events() -> tuple[Mapping[str, Any], ...]:

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from veloxquant_mlx.memory.hot_path import FP16
 from veloxquant_mlx.memory.journal import ALLOCATE, BULK, EXHAUSTED, FREE, FREE_ALL, SHRINK
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from veloxquant_mlx.memory.journal import Entry, Part
     from veloxquant_mlx.telemetry.meters import Meters
 
-__all__ = ["Hooks"]
+__all__ = ["Hooks", "Tap"]
 
 # Samples are observed so many at a time, or when a snapshot is taken.
 DIGESTED: Final = 64
@@ -55,6 +56,31 @@ OPERATION_NAMES: Final = {
 }
 
 
+class Tap(Protocol):
+    """What a recorder wants to be told, beyond the journal. Under the pool's lock, but for `gone`."""
+
+    def freed(self, entry: Entry) -> None:
+        """A `free` of single blocks, the newest in the journal."""
+
+    def resized(self) -> None:
+        """The pool grew, or retired blocks."""
+
+    def refused(self) -> None:
+        """An allocation failed."""
+
+    def sampled(self, sample: Sample) -> None:
+        """A call was timed."""
+
+    def violated(self) -> None:
+        """The self-check found a fault. Without the lock."""
+
+    def removed(self) -> None:
+        """The hooks are about to be taken out."""
+
+    def gone(self) -> None:
+        """The pool was collected; on any thread, at any moment."""
+
+
 class Hooks:
     """The hooks of one pool, from `install` to `remove`.
 
@@ -71,6 +97,7 @@ class Hooks:
         self._meters = meters
         self._random = random.Random(0x5EED)  # noqa: S311 - jitter, not a secret
         self._n_grown = pool._counts[4].n_grown
+        self._n_refused = 0
         self._took: dict[str, Slot] = {}
         self._slots: list[Slot] = []
         self._hooked: list[tuple[HookPair, HookPair]] = []
@@ -88,6 +115,8 @@ class Hooks:
         self._last_wait_ns: list[int] = []
         self._waits_weighed = 0
         self._samples: list[Sample] = []
+        self._tap: Tap | None = None
+        self.journal: deque[Entry] = pool._journal
         self.spent_ns = 0  # in samples; what the plain calls cost is estimated by the reader
 
     # -- on and off -----------------------------------------------------------------------------
@@ -132,11 +161,33 @@ class Hooks:
         pool = self._pool()
         if pool is None:
             return
+        if self._tap is not None:
+            self._tap.removed()
         for stream in pool._streams:
             stream.took = stream.gave = pool._journal.append
         pool._rare = pool._journal.append
         pool._timed = None
         self._disarm(pool)
+
+    # -- recording ------------------------------------------------------------------------------
+
+    def use_journal(self, pool: BlockPoolAllocator, journal: deque[Entry], tap: Tap | None) -> None:
+        """Let entries go to `journal` from now on, and tell `tap` the rest; the lock is held."""
+        self.journal = pool._journal = journal
+        self._tap = tap
+        for pair in self._hooked:
+            for hook in pair:
+                hook.slot.redirect(journal.append)
+        pool._rare = self._make_rare(journal.append)
+
+    def n_entries(self) -> int:
+        """Entries that went by. A Ctrl-C inside of a hook leaves out the one it struck."""
+        return self.n_calls() + self._n_refused
+
+    def violated(self) -> None:
+        """Tell the recorder that the books do not add up."""
+        if self._tap is not None:
+            self._tap.violated()
 
     # -- what was counted -----------------------------------------------------------------------
 
@@ -197,6 +248,13 @@ class Hooks:
     def end(self) -> None:
         """The pool is gone: let go of its journal as well."""
         self.let_go()
+        if self._tap is not None:
+            self._tap.gone()
+            self._tap = None
+        self.journal = deque()
+        for pair in self._hooked:
+            for hook in pair:
+                hook.slot.redirect(self.journal.append)
         self._hooked = []
 
     # -- calls off the one-lease path -----------------------------------------------------------
@@ -218,8 +276,11 @@ class Hooks:
         assert isinstance(parts, tuple)
         if operation == EXHAUSTED:
             lease, n_asked, _ = parts[0]
+            self._n_refused += 1
             self._meters.note_exhaustion(lease.owner)
             self._tell("exhausted", "allocate", lease, n_asked)
+            if self._tap is not None:
+                self._tap.refused()
             return
         slot = self._rare[operation]
         due = slot.tick()
@@ -229,6 +290,11 @@ class Hooks:
             for name in {lease._stream.name for lease, _, _ in parts}:
                 self._rare_allocates[name] += 1
             self._note_growth(entry[6][4].n_grown, None, parts[0][0])
+        elif self._tap is not None:
+            if operation == FREE:
+                self._tap.freed(entry)
+            elif operation == SHRINK:
+                self._tap.resized()
         if due or n >= BULK or listeners():
             self._on_timed(slot, entry, parts[0][0], due=due)
 
@@ -285,6 +351,8 @@ class Hooks:
         """Tell of what the pool grew by since; `lease` tells the stream and `first` the owner."""
         grown, self._n_grown = n_grown - self._n_grown, n_grown
         if grown > 0:
+            if self._tap is not None:
+                self._tap.resized()
             self._tell("grown", "allocate", lease, grown, owner=first)
 
     def _tell(
@@ -364,6 +432,8 @@ class Hooks:
         since = slot.sampled(calls, now, jitter)
         sample = slot.last = sample_of(entry, slot, calls, since, took_ns, now, jitter)
         self._samples.append(sample)
+        if self._tap is not None:
+            self._tap.sampled(sample)
         if len(self._samples) >= DIGESTED:
             self.digest()
 
@@ -372,6 +442,8 @@ class Hooks:
         slot.weighed += 1
         slot.sampled_calls += 1
         sample = sample_of(entry, slot, 0, 1, took_ns, now, 0.0)
+        if self._tap is not None:
+            self._tap.sampled(sample)
         observe_call(self._meters, sample, 1)
         observe_releases(self._meters, sample)
 

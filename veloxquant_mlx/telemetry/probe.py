@@ -62,21 +62,31 @@ class Probe:
         self._installed = False
         self._last: PoolSnapshot | None = None
         self._end: list[tuple[int, Counts]] = []
-        self._pool = weakref.ref(pool, self._when_gone(pool))
+        self._pool = weakref.ref(pool, self._when_gone())
 
-    def _when_gone(self, pool: BlockPoolAllocator) -> Callable[[object], None]:
+    def _when_gone(self) -> Callable[[object], None]:
         """What notes the last counters of the pool; may run on any thread, at any moment."""
-        end, journal = self._end, pool._journal
+        end = self._end
         hooks, meters, elders = self._hooks, self._meters, self._elders
 
         def note(_: object) -> None:
-            if journal:
-                end.append(journal[-1][5:7])
+            if hooks.journal:
+                end.append(hooks.journal[-1][5:7])
             hooks.end()
             meters.let_go()
             elders.let_go()
 
         return note
+
+    @property
+    def hooks(self) -> Hooks:
+        """The hooks, for the recorder."""
+        return self._hooks
+
+    @property
+    def installed(self) -> bool:
+        """Whether the hooks are in."""
+        return self._installed
 
     @property
     def pool(self) -> BlockPoolAllocator | None:
@@ -120,6 +130,8 @@ class Probe:
         """Count what the self-check found."""
         for check, _ in faults:
             self._meters.violations[check] += 1
+        if faults:
+            self._hooks.violated()
 
     def check_owners(self, pool: BlockPoolAllocator, now_ns: int) -> None:
         """Look at the oldest owners, and count the formats anew; the pool's lock is held."""

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from veloxquant_mlx.memory.audit import audit
-from veloxquant_mlx.memory.journal import ALLOCATE, EXHAUSTED, FREE, FREE_ALL, SHRINK
+from veloxquant_mlx.memory.journal import ALLOCATE, EXHAUSTED, FREE, FREE_ALL, SHRINK, newest
 
 if TYPE_CHECKING:
     from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
@@ -61,7 +61,7 @@ def self_check(probe: Probe) -> None:
     probe.note_faults(faults)
     if faults and now >= probe.next_log_s:
         probe.next_log_s = now + LOG_EVERY_S
-        _report(probe.name, faults, list(pool._journal)[-LAST_OPERATIONS:])
+        _report(probe.name, faults, newest(pool._journal, LAST_OPERATIONS))
 
 
 def check_pool(pool: BlockPoolAllocator) -> list[tuple[str, str]]:

@@ -84,14 +84,19 @@ class Slot(ABC):
 class HookSlot(Slot):
     """The slot of one hook, which keeps the numbers in its own cells."""
 
-    __slots__ = ("_calls", "_schedule")
+    __slots__ = ("_calls", "_schedule", "redirect")
 
     def __init__(
-        self, operation: str, calls: Callable[[], int], schedule: Callable[[int], None]
+        self,
+        operation: str,
+        calls: Callable[[], int],
+        schedule: Callable[[int], None],
+        redirect: Callable[[Hook], None],
     ) -> None:
         super().__init__(operation)
         self._calls = calls
         self._schedule = schedule
+        self.redirect = redirect  # pass entries on to another journal
 
     def calls(self) -> int:
         """See `Slot.calls`."""
@@ -141,7 +146,7 @@ class HookPair(NamedTuple):
 
     plain: Hook
     telling: Hook
-    slot: Slot
+    slot: HookSlot
 
 
 def make_hooks(
@@ -196,5 +201,9 @@ def make_hooks(
         before += period - left
         left = period = after
 
-    slot = HookSlot(operation, calls, schedule)
+    def redirect(to: Hook) -> None:
+        nonlocal forward
+        forward = to
+
+    slot = HookSlot(operation, calls, schedule, redirect)
     return HookPair(plain, telling, slot)

@@ -22,6 +22,9 @@ LIBRARIES: Final = {
     "prometheus_client": "prometheus-client",
     "h11": "h11",
     "opentelemetry": "the OpenTelemetry SDK",
+    "msgpack": "msgpack",
+    "zstandard": "zstandard",
+    "numpy": "NumPy",
     "mlx": "MLX",
     "mlx_lm": "mlx-lm",
 }

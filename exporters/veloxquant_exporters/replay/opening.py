@@ -1,0 +1,50 @@
+"""Opening: a pool in the state in which a trace begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
+from veloxquant_mlx.telemetry.trace import TraceError
+
+if TYPE_CHECKING:
+    from veloxquant_mlx.memory.pool_config import PoolConfig
+    from veloxquant_mlx.telemetry.trace import Trace
+
+__all__ = ["MAX_BLOCKS", "opening_pool", "refuse_giants"]
+
+# What is replayed is really allocated, at about 100 bytes a block.
+MAX_BLOCKS: Final = 1 << 25
+
+
+def refuse_giants(trace: Trace, config: PoolConfig) -> None:
+    """Raise if replaying would take more memory than a trace should be able to ask for.
+
+    Raises:
+        TraceError: The pool has, or would have, too many blocks.
+    """
+    levels = trace.header.opening.levels
+    most = sum(level.managed for level in levels) + int(trace.growth.sum())
+    scaled = most * trace.header.config.block_size // config.block_size
+    if max(most, scaled, config.n_blocks) > MAX_BLOCKS:
+        raise TraceError(
+            f"a pool of {max(most, scaled, config.n_blocks)} blocks is too large to be replayed; "
+            f"at most {MAX_BLOCKS} are"
+        )
+
+
+def opening_pool(trace: Trace) -> BlockPoolAllocator:
+    """A pool that manages what the recorded one did at the beginning, all of it free."""
+    config = trace.header.config
+    managed = [level.managed for level in trace.header.opening.levels]
+    if len(managed) == 1:
+        return BlockPoolAllocator(replace(config, n_blocks=managed[0]))
+    k, v = managed
+    if k - v in (0, 1):
+        return BlockPoolAllocator(replace(config, n_blocks=k + v))
+    # It grew or shrank by one stream: `PoolConfig` knows even shares only.
+    pool = BlockPoolAllocator(replace(config, n_blocks=2 * max(k, v)))
+    pool.shrink("k", k)
+    pool.shrink("v", v)
+    return pool
