@@ -327,7 +327,7 @@ def test_the_command_measures_and_judges(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     fault = ["--target", "tests.planted.linear:VisitsEveryBlock", "--only", "free_all", "--quick"]
     done = runner.invoke(
-        command, [*fault, "--rounds", "2", "--json", str(path)], standalone_mode=False
+        command, [*fault, "--rounds", "2", "--out", str(path)], standalone_mode=False
     )
     assert done.return_value == 0
     assert "free_all: linear in blocks an owner" in done.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -40,7 +41,10 @@ OURS = "veloxquant_mlx.memory.block_pool:BlockPoolAllocator"
 @click.option(
     "--check", is_flag=True, help="Exit code 1 when a call is not of the shape it should be."
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the run here.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the run with its verdicts.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the same JSON here, too."
+)
 def command(
     target: str,
     twin: str,
@@ -49,12 +53,15 @@ def command(
     quick: bool,
     counts: bool,
     check: bool,
-    json_path: Path | None,
+    as_json: bool,
+    out: Path | None,
 ) -> int:
     """Measure how an allocator's calls scale, in CPU time.
 
     Any allocator with the methods of this project's pool will do: a subclass, another version,
     another package. Calls it lacks are left out, and named.
+
+    Example: vqmon bench --target mypackage.pool:Allocator --only free_all --check
     """
     from veloxquant_exporters.bench.document import document, write
     from veloxquant_exporters.bench.report import table
@@ -73,12 +80,12 @@ def command(
         )
     except MeasureError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(table(verdicts))
-    click.echo()
-    for verdict in verdicts:
-        click.echo(shape(verdict))
-    for note in notes:
-        click.echo(note)
-    if json_path is not None:
-        write(document(verdicts, target, time.monotonic() - began), json_path)
+    run = document(verdicts, target, time.monotonic() - began)
+    if as_json:
+        click.echo(json.dumps(run, indent=1))
+    else:
+        lines = [table(verdicts), "", *map(shape, verdicts), *notes]
+        click.echo("\n".join(lines))
+    if out is not None:
+        write(run, out)
     return int(check and any(verdict.status == "fail" for verdict in verdicts))

@@ -22,11 +22,13 @@ class Entry:
         module: The module that has the click command as `command`.
         help: One line, the first of the command's docstring; a test compares them.
         extras: Extras that hold all it needs; "mlx" stands for the platform's MLX backend.
+        reads: Whether it reads something and says what it found: then it has `--json`.
     """
 
     module: str
     help: str
     extras: tuple[str, ...] = ("cli",)
+    reads: bool = True
 
 
 COMMANDS: Final[dict[str, Entry]] = {
@@ -34,16 +36,19 @@ COMMANDS: Final[dict[str, Entry]] = {
         f"{_HERE}.demo",
         "Serve simulated requests through one pool, and watch it.",
         ("cli", "prometheus", "mlx"),
+        reads=False,
     ),
     "serve": Entry(
         f"{_HERE}.serve",
         "Serve the metrics of the processes that publish into a folder.",
         ("cli", "prometheus"),
+        reads=False,
     ),
     "run": Entry(
         f"{_HERE}.run",
         "Run a program that uses mlx-lm, and watch its memory.",
         ("cli", "prometheus", "mlx"),
+        reads=False,
     ),
     "export": Entry(
         f"{_HERE}.export",
@@ -56,7 +61,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "doctor": Entry(
         f"{_HERE}.doctor",
-        "Find what keeps pools from being watched, and say how to mend it.",
+        "Find what keeps pools from being watched, and how to mend it.",
     ),
     "check": Entry(
         f"{_HERE}.check",
@@ -69,5 +74,6 @@ COMMANDS: Final[dict[str, Entry]] = {
     "completion": Entry(
         f"{_HERE}.completion",
         "Print the script that completes vqmon in a shell.",
+        reads=False,
     ),
 }

@@ -91,6 +91,8 @@ def command(
     Prometheus.
 
     Ctrl-C ends it: with exit code 0, or 130 where --once was not done yet.
+
+    Example: vqmon demo --once --requests 12
     """
     from veloxquant_exporters.demo import Settings, run
 

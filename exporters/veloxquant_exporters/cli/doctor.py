@@ -41,7 +41,7 @@ __all__ = ["command"]
 def command(
     prometheus: str | None, snapshot_dir: str | None, ports: tuple[int, ...], as_json: bool
 ) -> int:
-    """Find what keeps pools from being watched, and say how to mend it.
+    """Find what keeps pools from being watched, and how to mend it.
 
     Looks at Python and its libraries, at packages that clash with this one, at MLX (in a process of
     its own), ports, the snapshot folder with the pools in it, and, if given, at Prometheus. Changes

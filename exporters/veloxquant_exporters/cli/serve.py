@@ -99,6 +99,8 @@ def command(**options: Any) -> int:
     at /debug/last/PROCESS.
 
     SIGTERM or Ctrl-C ends it with exit code 0; 1 means that it could not start.
+
+    Example: vqmon serve --snapshot-dir /run/veloxquant
     """
     from veloxquant_exporters.sidecar.serve import Settings, run
 
