@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import panels  # noqa: E402, F401 - registers the components
+import yaml  # noqa: E402
 from grafana_dashboards.exporter import DashboardExporter, ProjectProcessor  # noqa: E402
 from grafana_dashboards.parser import DefinitionParser  # noqa: E402
 from modern import modernise  # noqa: E402
@@ -33,8 +34,9 @@ OUTPUT = HERE / "grafana"
 class Collected(DashboardExporter):  # type: ignore[misc] # the library has no annotations
     """Keeps the boards instead of writing them, by file name."""
 
-    def __init__(self) -> None:
+    def __init__(self, sources: dict[str, dict[str, Any]]) -> None:
         super().__init__()
+        self._sources = sources
         self.boards: dict[str, dict[str, Any]] = {}
 
     def process_dashboard(
@@ -43,13 +45,18 @@ class Collected(DashboardExporter):  # type: ignore[misc] # the library has no a
         """Called by the library once a board."""
         if dashboard_name in self.boards:
             raise ValueError(f"two boards are named {dashboard_name!r}")
-        self.boards[dashboard_name] = modernise(dashboard_data)
+        # The library hands on only the keys that it knows.
+        source = self._sources[dashboard_name]
+        more = {key: source[key] for key in ("description", "job_metric") if key in source}
+        self.boards[dashboard_name] = modernise({**dashboard_data, **more})
 
 
 def build(source: Path = SOURCE) -> dict[str, str]:
     """The boards as text, by file name."""
-    collected = Collected()
-    projects = DefinitionParser().load_projects(sorted(map(str, source.glob("*.yaml"))))
+    files = sorted(source.glob("*.yaml"))
+    entries = [entry for file in files for entry in yaml.safe_load(file.read_text("utf-8"))]
+    collected = Collected({e["name"]: e["dashboard"] for e in entries if "dashboard" in e})
+    projects = DefinitionParser().load_projects(list(map(str, files)))
     ProjectProcessor([collected]).process_projects(projects)
     return {
         f"{name}.json": json.dumps(board, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

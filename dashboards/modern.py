@@ -15,14 +15,17 @@ COLUMNS = 24
 
 RUNBOOKS = "https://veloxquant.example/runbooks"
 
+# Events, over the step of `_annotation` and the scrape before.
 ANNOTATIONS = (
-    ("Exhaustion", "red", "sum by (pool)(increase(veloxquant_block_pool_exhausted_total{S}[1m])) > 0",
+    ("Exhaustion", "red",
+     "sum by (pool)(increase(veloxquant_block_pool_exhausted_total{S}[$__rate_interval])) > 0",
      "{{pool}}: allocations failed"),
-    ("Growth", "blue", "sum by (pool)(increase(veloxquant_block_pool_grown_total{S}[1m])) > 0",
+    ("Growth", "blue",
+     "sum by (pool)(increase(veloxquant_block_pool_grown_total{S}[$__rate_interval])) > 0",
      "{{pool}}: the pool grew"),
     ("Restart", "yellow",
-     "sum by (instance)(resets(veloxquant_telemetry_overhead_seconds_total{J}[2m])) > 0",
-     "{{instance}}: the process restarted"),
+     "sum by (instance, process)(resets(veloxquant_telemetry_overhead_seconds_total{J}[$__rate_interval])) > 0",
+     "{{instance}} {{process}}: the process restarted"),
 )  # fmt: skip
 
 
@@ -161,7 +164,6 @@ def _variables(job_metric: str, *, pool: bool) -> list[Json]:
 
 def _query(name: str, query: str) -> Json:
     return {
-        "allValue": ".*",
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
         "datasource": DATASOURCE,
         "definition": query,

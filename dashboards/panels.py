@@ -5,6 +5,7 @@ A panel in YAML::
     - series-panel:
         title: Blocks in use
         size: 12x8                       # columns of 24 x rows of 30 px
+        colours: {chat: blue}            # of single series, where the palette will not do
         unit: short
         description: ...                 # what it tells, and what to do about it
         runbook: near-capacity
@@ -59,7 +60,7 @@ class _Panel(PanelsItemBase):  # type: ignore[misc] # the library has no annotat
             if key in data:
                 defaults[key] = data[key]
         defaults["custom"].update(data.get("custom", {}))
-        steps = [{"color": "green", "value": None}]
+        steps = [{"color": data.get("base", "green"), "value": None}]
         steps += [{"color": c, "value": v} for v, c in data.get("thresholds", [])]
         defaults["thresholds"] = {"mode": "absolute", "steps": steps}
         defaults["color"] = data.get("color", {"mode": self._colour_mode(data)})
@@ -68,7 +69,7 @@ class _Panel(PanelsItemBase):  # type: ignore[misc] # the library has no annotat
             "title": data["title"],
             "description": data["description"].strip(),
             "datasource": DATASOURCE,
-            "fieldConfig": {"defaults": defaults, "overrides": data.get("overrides", [])},
+            "fieldConfig": {"defaults": defaults, "overrides": self._overrides(data)},
             "options": {**copy.deepcopy(self.default_options), **data.get("options", {})},
             "targets": [self._target(t) for t in data.get("targets", [])],
             "_size": [width, height],
@@ -85,15 +86,31 @@ class _Panel(PanelsItemBase):  # type: ignore[misc] # the library has no annotat
             ]
         return panel
 
+    def _overrides(self, data: Json) -> list[Json]:
+        """Those given, and one for each name in `colours:`."""
+        fixed = [
+            {
+                "matcher": {"id": "byName", "options": name},
+                "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": colour}}],
+            }
+            for name, colour in data.get("colours", {}).items()
+        ]
+        return [*fixed, *data.get("overrides", [])]
+
     def _colour_mode(self, data: Json) -> str:
         return "thresholds" if data.get("thresholds") else "palette-classic"
 
     def _target(self, target: Json) -> Json:
         instant = target.get("instant", self.instant)
+        expression = expand(target["expr"])
+        # As seldom as anyone scrapes: rates are over four times that, and so never over one sample,
+        # whether or not the data source is told the real interval.
+        step = {"interval": "1m"} if "$__rate_interval" in expression else {}
         return {
+            **step,
             "datasource": DATASOURCE,
             "editorMode": "code",
-            "expr": expand(target["expr"]),
+            "expr": expression,
             "format": target.get("format", "time_series"),
             "instant": instant,
             "legendFormat": target.get("legend", "__auto").replace("[[", "{{").replace("]]", "}}"),
@@ -106,26 +123,40 @@ class SeriesPanel(_Panel):
 
     grafana_type = "timeseries"
     default_options: ClassVar[Json] = {
-        "legend": {"calcs": ["lastNotNull", "max"], "displayMode": "table", "placement": "bottom"},
+        "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True},
         "tooltip": {"mode": "multi", "sort": "desc"},
     }
     default_custom: ClassVar[Json] = {
         "drawStyle": "line",
-        "fillOpacity": 10,
+        "fillOpacity": 0,
         "lineWidth": 1,
         "showPoints": "never",
         "spanNulls": False,
     }
 
     def gen_json_from_data(self, data: Json, context: Any) -> Json:
-        """With `stack: true` and `limit lines` where thresholds are given."""
+        """With `stack: true`, `events: true` for bars, `mirrored:` for what is drawn below zero.
+
+        Thresholds are dashed lines, and a legend of many names stands at the right with
+        `legend: right`, as a table whose rows do not hide each other.
+        """
         panel: Json = super().gen_json_from_data(data, context)
         custom = panel["fieldConfig"]["defaults"]["custom"]
-        if data.get("stack"):
+        if data.get("stack") or data.get("events"):
             custom["stacking"] = {"mode": "normal", "group": "A"}
-            custom["fillOpacity"] = 40
+            custom["fillOpacity"] = 60
+            custom["lineWidth"] = 0
+        if data.get("events"):
+            custom["drawStyle"] = "bars"
         if data.get("thresholds"):
-            custom["thresholdsStyle"] = {"mode": "line"}
+            custom["thresholdsStyle"] = {"mode": "dashed"}
+        if data.get("legend") == "right":
+            panel["options"]["legend"] |= {
+                "calcs": ["lastNotNull", "max"],
+                "displayMode": "table",
+                "placement": "right",
+            }
+        custom |= data.get("custom", {})
         return panel
 
     def _colour_mode(self, data: Json) -> str:
@@ -138,20 +169,9 @@ class NumberPanel(_Panel):
     grafana_type = "stat"
     default_options: ClassVar[Json] = {
         "colorMode": "value",
-        "graphMode": "area",
+        "graphMode": "none",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "textMode": "auto",
-    }
-
-
-class DialPanel(_Panel):
-    """One number between two."""
-
-    grafana_type = "gauge"
-    default_options: ClassVar[Json] = {
-        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-        "showThresholdLabels": False,
-        "showThresholdMarkers": True,
     }
 
 
@@ -162,6 +182,9 @@ class BarsPanel(_Panel):
     instant = True
     default_options: ClassVar[Json] = {
         "displayMode": "basic",
+        "namePlacement": "auto",
+        "showUnfilled": True,
+        "valueMode": "color",
         "orientation": "horizontal",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }
@@ -188,6 +211,7 @@ class BucketsPanel(_Panel):
         """The unit is that of the bounds, so it goes to the axis."""
         panel: Json = super().gen_json_from_data(data, context)
         panel["options"]["yAxis"]["unit"] = data.get("unit", "short")
+        panel["options"]["cellValues"] = {"unit": data.get("cells", "short")}
         for target in panel["targets"]:
             target["format"], target["legendFormat"] = "heatmap", "{{le}}"
         return panel
