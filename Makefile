@@ -16,7 +16,7 @@ export PYTEST_TIMEOUT ?= 120
 BENCH_OUT := build/bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fmt lint type bench bench-guard bench-compare bench-peer pins dash docs-generated wheel test-wheel clean setup-run setup-dev
+.PHONY: help demo test fmt lint type bench bench-guard bench-compare bench-peer pins dash docs docs-generated wheel test-wheel clean setup-run setup-dev
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,10 @@ pins: ## move constraints.txt to the newest releases allowed
 
 dash: setup-dev ## build the Grafana boards from dashboards/source
 	@$(BIN)/python dashboards/build.py
+
+docs: setup-dev ## build the documentation site into build/site, strictly
+	@$(BIN)/python -m sphinx -q -E -W --keep-going -c docs -d build/doctrees . build/site
+	@echo "build/site/index.html"
 
 docs-generated: setup-dev ## write the pages and rules that are made from the code
 	@$(BIN)/python -m veloxquant_mlx.telemetry.reference docs/metrics.md
