@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from io import TextIOWrapper
+from typing import Any
 
 import click
 
@@ -26,6 +27,10 @@ class MissingLibraryError(click.ClickException):
     """A library that an extra would bring is missing."""
 
     exit_code = 2
+
+
+class ClosedPipeError(Exception):
+    """What reads the output went away. No OSError: click would take it for code 1."""
 
 
 class LazyGroup(click.Group):
@@ -48,13 +53,27 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """Parse the command line, which prints the help if it asks for it."""
+        with _pipe_told():
+            return super().make_context(*args, **options)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; a library that it cannot import ends in one line."""
         try:
-            return super().invoke(ctx)
+            with _pipe_told():
+                return super().invoke(ctx)
         except ImportError as error:
             with _explained(ctx.invoked_subcommand):
                 raise error  # noqa: TRY201 - by name: raised anew inside the block
+
+
+@contextmanager
+def _pipe_told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ClosedPipeError from error
 
 
 @contextmanager
@@ -127,22 +146,14 @@ def _run(args: Sequence[str] | None) -> object:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # click ends it with code 1
-            return _closed_pipe()
-        raise
-    except BrokenPipeError:
-        return _closed_pipe()
+    except (ClosedPipeError, BrokenPipeError):
+        _settle_output()
+        return CLOSED_PIPE
     except OSError as error:
         _settle_output()
         click.echo(f"Error: {_said(error)}", err=True)
         return 1
     return value
-
-
-def _closed_pipe() -> int:
-    _settle_output()
-    return CLOSED_PIPE
 
 
 def _settle_output() -> None:
