@@ -71,6 +71,11 @@ COMMANDS: Final[dict[str, Entry]] = {
         f"{_HERE}.bench",
         "Measure how an allocator's calls scale, in CPU time.",
     ),
+    "simulate": Entry(
+        f"{_HERE}.simulate",
+        "Tell what other pool configurations would have done with a trace.",
+        ("cli", "trace", "plot"),
+    ),
     "completion": Entry(
         f"{_HERE}.completion",
         "Print the script that completes vqmon in a shell.",

@@ -25,6 +25,7 @@ LIBRARIES: Final = {
     "msgpack": "msgpack",
     "zstandard": "zstandard",
     "numpy": "NumPy",
+    "matplotlib": "matplotlib",
     "mlx": "MLX",
     "mlx_lm": "mlx-lm",
 }
