@@ -20,6 +20,7 @@ from veloxquant_mlx.telemetry.trace.schema import (
     MAGIC,
     MAX_COUNT,
     MAX_FRAME_BYTES,
+    MAX_NS,
     MAX_PLAIN_BYTES,
     VERSION,
     TraceError,
@@ -140,8 +141,17 @@ def column(value: object, n: int, what: str, low: int = 0, high: int = MAX_COUNT
 
 
 def columns(value: Mapping[str, Any], n: int, names: Mapping[str, bool], what: str) -> Any:
-    """The columns of these names (whose value says whether -1 is allowed), by name."""
+    """The columns of these names (whose value says whether -1 is allowed), by name.
+
+    Times, which end in `_ns`, may be longer than any count: a server idles for a weekend.
+    """
     return {
-        name: column(value.get(name), n, f"{what} {name}", -1 if negative else 0)
+        name: column(
+            value.get(name),
+            n,
+            f"{what} {name}",
+            -1 if negative else 0,
+            MAX_NS if name.endswith("_ns") else MAX_COUNT,
+        )
         for name, negative in names.items()
     }

@@ -40,6 +40,7 @@ MAX_ROWS: Final = 20_000_000
 MAX_NAME_CHARS: Final = 256
 # Of whatever is counted: as many of it as a trace may have rows still add up within 64 bits.
 MAX_COUNT: Final = 1 << 36
+MAX_NS: Final = 1 << 60  # 36 years
 
 # By index, as the columns `operation` and `outcome` have them. "resumed" is of rows that a reader
 # makes up for calls that were lost, so that the books go on from what was held after them.
