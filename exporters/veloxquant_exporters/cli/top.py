@@ -60,7 +60,7 @@ def command(
         raise click.UsageError("--once and --json are two forms of one answer: take one")
     if key_file and not cert_file:
         raise click.UsageError("--tls-key needs --tls-cert")
-    from veloxquant_exporters.top.fetch import Access
+    from veloxquant_exporters.top.access import Access
     from veloxquant_exporters.top.run import Settings, run
     from veloxquant_exporters.top.source import SourceError
 

@@ -14,6 +14,8 @@ from veloxquant_exporters.top.units import duration
 
 __all__ = ["alert_rows", "alert_summary", "not_judged_rows"]
 
+# Columns before the name.
+_NAME: Final = 20
 # Narrower than this, names stand without what all of them begin with.
 ROOMY: Final = 100
 _STYLES: Final = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
@@ -47,6 +49,7 @@ def alert_rows(alerts: Sequence[AlertView], width: int, selected: int | None = N
     rows = []
     for place, alert in enumerate(alerts):
         style = _STYLES[alert.severity]
+        name = alert.name if width >= ROOMY else alert.name.removeprefix("VeloxQuant")
         mark = "▲" if alert.state == "firing" else "△"
         about = " ".join(filter(None, (alert.pool, alert.process))) or "-"
         row = join(
@@ -54,7 +57,7 @@ def alert_rows(alerts: Sequence[AlertView], width: int, selected: int | None = N
                 Text("▸" if place == selected else " ", style="bold"),
                 Text(mark, style=style),
                 cell(_state(alert), 15, style=style),
-                Text(_short(alert.name) if width < ROOMY else alert.name, style="bold"),
+                Text(name, style="bold"),
                 Text(about, style="cyan"),
                 Text(alert.detail),
             ]
@@ -62,7 +65,7 @@ def alert_rows(alerts: Sequence[AlertView], width: int, selected: int | None = N
         if row.cell_len > width:
             row.truncate(width, overflow="ellipsis")
         if place == selected:
-            row.stylize("reverse", 0, 19)
+            row.stylize("reverse", _NAME, _NAME + len(name))
         rows.append(row)
     return rows
 
@@ -73,10 +76,6 @@ def not_judged_rows(width: int) -> list[Text]:
     for name, why in (*NOT_JUDGED.items(), *HALF_JUDGED.items()):
         rows.append(join([Text(f"  {name}"), Text(why, style="dim")]))
     return rows
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("VeloxQuant")
 
 
 def _state(alert: AlertView) -> str:

@@ -73,8 +73,8 @@ def heat(share: float) -> str:
 
 def rule(title: str, width: int, more: str = "") -> Text:
     """A line across, with a title at its left and `more` at its right."""
-    text = Text("─ ", style="bright_black", no_wrap=True)
-    text.append(title, style="bold")
+    text = Text(no_wrap=True)
+    text.append("─ ", style="bright_black").append(title, style="bold")
     room = width - cell_len(title) - 3
     more = f" {more} ─" if more and cell_len(more) + 3 <= room else ""
     text.append(f" {'─' * (room - cell_len(more))}{more}", style="bright_black")

@@ -100,8 +100,8 @@ def _operations(pool: PoolView) -> list[Text]:
 
 def _when(timed: Latency) -> str:
     if timed.p99_s is None:
-        return "no call timed yet"
-    return "in the last minute" if timed.lately else "since the start"
+        return "none timed yet"
+    return "last minute" if timed.lately else "since start"
 
 
 def _rates(pool: PoolView) -> Text:
@@ -109,11 +109,11 @@ def _rates(pool: PoolView) -> Text:
     if found is None:
         return join([_label("rates"), "known from the second reading on"])
     named = {
-        "allocated": found.allocations,
-        "freed": found.frees,
-        "failed": found.exhaustions,
-        "grown": found.grown,
-        "retired": found.retired,
+        "alloc": found.allocations,
+        "free": found.frees,
+        "fail": found.exhaustions,
+        "grow": found.grown,
+        "retire": found.retired,
     }
     text = "  ".join(f"{name} {rate(value)}/s" for name, value in named.items())
     return join([_label("rates"), text])
@@ -136,10 +136,10 @@ def _owners(pool: PoolView) -> list[Text]:
 
 
 def _blocks(pool: PoolView) -> list[Text]:
-    faults = f"{count(pool.rejected)} refused, {count(pool.violations)} invariants broken"
+    faults = f"{count(pool.rejected)} blocks refused, {count(pool.violations)} invariants broken"
     style = "red" if pool.rejected or pool.violations else ""
-    text = f"peak {count(pool.peak)}, {count(pool.partial)} partly filled, "
-    rows = [join([_label("blocks"), Text(text) + Text(faults, style=style)])]
+    text = f"peak {count(pool.peak)}, {count(pool.partial)} partly filled"
+    rows = [join([_label("blocks"), text]), join([_label("integrity"), Text(faults, style=style)])]
     if pool.formats:
         stored = f"  stored in {gigabytes(pool.storage_bytes)}" * (pool.storage_bytes is not None)
         formats = "  ".join(f"{tag} {n:,}" for tag, n in sorted(pool.formats.items()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rich.text import Text
@@ -37,12 +37,14 @@ class _Column:
     Attributes:
         title: Its head.
         width: Columns of the terminal.
+        priority: Columns of a lower one are there before it.
         draw: The cell of a pool in a width.
         left: Whether its head stands at the left.
     """
 
     title: str
     width: int
+    priority: int
     draw: Callable[[PoolView, int], Text]
     left: bool = False
 
@@ -88,36 +90,40 @@ def _columns(pools: Sequence[PoolView], width: int) -> list[_Column]:
     longest = max([len("pool"), *(len(_name(pool)) for pool in pools)])
     process = max([len("process"), *(len(pool.process) for pool in pools)])
     wanted = [
-        _Column("pool", min(longest, 12), lambda p, w: cell(_name(p), w), left=True),
-        _Column("in use", 13, _usage, left=True),
-        _Column("blocks", 11, _blocks),
-        _Column("waste", 5, _waste),
-        _Column("alloc/s", 7, _allocations),
-        _Column("fail/s", 6, _failed),
-        _Column("p99", 6, lambda p, w: cell(duration(p.latency("allocate").p99_s), w, right=True)),
-        _Column("free/s", 6, _frees),
-        _Column("owners", 6, lambda p, w: cell(amount(p.owners), w, right=True)),
-        _Column("oldest", 7, lambda p, w: cell(duration(p.oldest_owner_s), w, right=True)),
-        _Column("p50", 6, lambda p, w: cell(duration(p.latency("allocate").p50_s), w, right=True)),
-        _Column("lately", 12, _lately, left=True),
+        _Column("pool", min(longest, 12), 0, lambda p, w: cell(_name(p), w), left=True),
+        _Column("process", min(process, 10), 0, lambda p, w: cell(p.process, w), left=True),
+        _Column("in use", 13, 0, _usage, left=True),
+        _Column("blocks", 11, 1, _blocks),
+        _Column("waste", 5, 2, _waste),
+        _Column("alloc/s", 7, 3, _allocations),
+        _Column("free/s", 6, 6, _frees),
+        _Column("fail/s", 6, 4, _failed),
+        _Column("p50", 6, 9, lambda p, w: _seconds(p.latency("allocate").p50_s, w)),
+        _Column("p99", 6, 5, lambda p, w: _seconds(p.latency("allocate").p99_s, w)),
+        _Column("owners", 6, 7, lambda p, w: cell(amount(p.owners), w, right=True)),
+        _Column("oldest", 7, 8, lambda p, w: _seconds(p.oldest_owner_s, w)),
+        _Column("lately", 12, 10, _lately, left=True),
     ]
-    if several:
-        wanted.insert(
-            1, _Column("process", min(process, 10), lambda p, w: cell(p.process, w), left=True)
-        )
-    taken: list[_Column] = []
+    if not several:
+        del wanted[1]
     left = width - 1
-    for column in wanted:
+    taken: list[_Column] = []
+    for column in sorted(wanted, key=lambda column: column.priority):
         if column.width + 1 > left:
             break
         taken.append(column)
         left -= column.width + 1
     growths = {"pool": longest, "process": process, "in use": 25, "lately": 40}
-    for place, column in enumerate(taken):
+    shown = []
+    for column in (column for column in wanted if column in taken):
         more = min(left, max(0, growths.get(column.title, 0) - column.width))
-        taken[place] = _Column(column.title, column.width + more, column.draw, column.left)
+        shown.append(replace(column, width=column.width + more))
         left -= more
-    return taken
+    return shown
+
+
+def _seconds(seconds: float | None, width: int) -> Text:
+    return cell(duration(seconds), width, right=True)
 
 
 def _name(pool: PoolView) -> str:

@@ -44,9 +44,11 @@ class TopApp(App[int]):
     #pools { height: 1fr; min-height: 3; }
     #side { display: none; width: 62; height: 100%; margin-left: 2; }
     .-wide #side { display: block; }
-    #memory, #alerts { margin-top: 0; }
+    .-wide #pools { height: auto; max-height: 60%; }
+    .-wide #alerts { height: 1fr; }
+    VerticalScroll { scrollbar-size-vertical: 1; }
     HelpScreen { align: center middle; }
-    #help { width: 78; height: auto; max-height: 95%; border: round $accent; padding: 0 1;
+    #help { width: 78; height: auto; max-height: 100%; border: round $accent; padding: 0 1;
             background: $surface; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -120,8 +120,10 @@ class BoardScreen(Shown):
     def _memory(self, width: int, _height: int | None) -> list[Text]:
         return memory(self.state.process, width)
 
-    def _alerts(self, width: int, _height: int | None) -> list[Text]:
+    def _alerts(self, width: int, height: int | None) -> list[Text]:
         room = max(3, self.app.size.height // 5)
+        if height is not None:
+            room = max(1, height - 1)
         return alert_summary(self.state.board, width, room)
 
     def _side(self, width: int, _height: int | None) -> list[Text]:

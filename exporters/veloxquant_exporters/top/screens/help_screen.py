@@ -16,25 +16,22 @@ __all__ = ["HelpScreen"]
 
 _HELP: Final = """\
 [b]Keys[/b]
-  ↑ ↓  j k      mark a pool          enter  its detail, and back
-  s             next order           a      alerts and runbooks
-  p             hold the picture     r      read now
-  n N           next pool (detail)   q      quit
-
-[b]The table[/b]
-  in use   blocks held, of those managed; colour: of what the pool can come to
-  waste    held token slots without a token; matters when the pool is full
-  alloc/s  blocks handed out a second, over the last 10 seconds
+  ↑ ↓ j k  mark a pool            enter  its detail, and back
+  s        next order             a      alerts and runbooks
+  p        hold the picture       r      read now
+  n N      next, previous pool    q      quit
+[b]Pools[/b]
+  in use   blocks held of those managed; coloured by what it can come to
+  waste    token slots of held blocks that hold no token
+  alloc/s free/s    blocks a second, over the last 10 seconds
   fail/s   allocation calls a second that found no room
-  p99      1 in 100 allocations takes longer (in the last minute)
-  free/s owners oldest p50 lately   where there is room for them
-
+  p50 p99  seconds of an allocation, in the last minute
+  oldest   how long the oldest owner has held blocks
 [b]Memory[/b]
-  active = the pools' buffers + the rest (weights, activations, other caches)
-
+  active = the pools' buffers + the rest: weights, activations, caches
 [b]Alerts[/b]
-  ▲ fires now; △ its condition holds, and it fires in the time shown. Only what
-  was seen since top began counts. docs/top.md tells more."""
+  ▲ would fire now; △ its condition holds, and it fires after the time
+  shown. Only what happened since top began is known. See docs/top.md."""
 
 
 class HelpScreen(ModalScreen[None]):
