@@ -71,6 +71,11 @@ COMMANDS: Final[dict[str, Entry]] = {
         f"{_HERE}.bench",
         "Measure how an allocator's calls scale, in CPU time.",
     ),
+    "replay": Entry(
+        f"{_HERE}.replay",
+        "Do a recorded trace again, check it, and time it.",
+        ("cli", "trace"),
+    ),
     "simulate": Entry(
         f"{_HERE}.simulate",
         "Tell what other pool configurations would have done with a trace.",

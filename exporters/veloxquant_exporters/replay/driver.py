@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -100,6 +100,7 @@ class Driver:
         trace: Loaded by `load_trace`.
         config: Another config; None takes the recorded one, as the pool was at the beginning.
         on_exhaustion: "reject" or "skip".
+        make: What makes the pool: the allocator, or another one with its methods.
 
     Raises:
         TraceError: The trace needs more blocks than can be replayed.
@@ -116,10 +117,11 @@ class Driver:
         config: PoolConfig | None = None,
         *,
         on_exhaustion: Literal["reject", "skip"] = "reject",
+        make: Callable[[PoolConfig], BlockPoolAllocator] = BlockPoolAllocator,
     ) -> None:
         refuse_giants(trace, config or trace.header.config)
         self.trace = trace
-        self.pool = opening_pool(trace) if config is None else BlockPoolAllocator(config)
+        self.pool = opening_pool(trace, make) if config is None else make(config)
         self.rejected: set[int] = set()
         self._rejects = on_exhaustion == "reject"
         self._size = trace.header.config.block_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -34,17 +35,19 @@ def refuse_giants(trace: Trace, config: PoolConfig) -> None:
         )
 
 
-def opening_pool(trace: Trace) -> BlockPoolAllocator:
+def opening_pool(
+    trace: Trace, make: Callable[[PoolConfig], BlockPoolAllocator] = BlockPoolAllocator
+) -> BlockPoolAllocator:
     """A pool that manages what the recorded one did at the beginning, all of it free."""
     config = trace.header.config
     managed = [level.managed for level in trace.header.opening.levels]
     if len(managed) == 1:
-        return BlockPoolAllocator(replace(config, n_blocks=managed[0]))
+        return make(replace(config, n_blocks=managed[0]))
     k, v = managed
     if k - v in (0, 1):
-        return BlockPoolAllocator(replace(config, n_blocks=k + v))
+        return make(replace(config, n_blocks=k + v))
     # It grew or shrank by one stream: `PoolConfig` knows even shares only.
-    pool = BlockPoolAllocator(replace(config, n_blocks=2 * max(k, v)))
+    pool = make(replace(config, n_blocks=2 * max(k, v)))
     pool.shrink("k", k)
     pool.shrink("v", v)
     return pool
