@@ -59,15 +59,15 @@ def steady(stage: Stage) -> None:
 
 def short_chats(stage: Stage) -> None:
     """Chats of fifty tokens at the caches' own growth step: mostly empty slots, in a pool with room."""
-    pool = _live(stage).add_pool(8192)
+    pool = _live(stage).add_pool(2048)
     step = 256
 
     def chat() -> Part:
         owner, n_prompt = stage.fresh_id("chat"), int(stage.random.uniform(20, 60))
         keys, values = pool.allocate_kv(step, owner, n_filled=n_prompt)
-        for _ in range(6):
-            yield stage.random.uniform(1, 3)
-            pool.add_filled(8, keys[0].lease, values[0].lease)
+        for _ in range(3):
+            yield stage.random.uniform(2, 6)
+            pool.add_filled(16, keys[0].lease, values[0].lease)
         pool.free_all(owner)
 
     def arrivals() -> Part:
@@ -129,7 +129,7 @@ def rolling_restart(stage: Stage) -> None:
         published.stop()
 
     for slot in range(3):
-        handover_s = (30 + 5 * slot) * MINUTE
+        handover_s = (20 + 5 * slot) * MINUTE
         stage.play(serve(slot, handover_s))
         stage.play(serve(slot, 10 * HOUR), after_s=handover_s + 10)
 
@@ -173,7 +173,7 @@ def shrunk_to_zero(stage: Stage) -> None:
 
     stage.at(20 * MINUTE, stop)
     stage.at(30 * MINUTE, shrink)
-    stage.at(100 * MINUTE, start)
+    stage.at(75 * MINUTE, start)
 
 
 def counter_resets(stage: Stage) -> None:
@@ -215,7 +215,7 @@ HEALTHY: Final = (
         seconds=13 * HOUR,
         interval_s=60,
     ),
-    Scenario(name="steady", title="steady load at 70 %", act=steady, seconds=4 * HOUR),
+    Scenario(name="steady", title="steady load at 70 %", act=steady, seconds=2 * HOUR),
     Scenario(
         name="short-chats",
         title="short chats at the default growth step",
@@ -230,13 +230,13 @@ HEALTHY: Final = (
         interval_s=60,
     ),
     Scenario(
-        name="burst-and-drain", title="burst and drain", act=burst_and_drain, seconds=4 * HOUR
+        name="burst-and-drain", title="burst and drain", act=burst_and_drain, seconds=2 * HOUR
     ),
     Scenario(
         name="rolling-restart",
         title="rolling restart of workers",
         act=rolling_restart,
-        seconds=90 * MINUTE,
+        seconds=HOUR,
     ),
     Scenario(
         name="first-scrape",
@@ -248,12 +248,12 @@ HEALTHY: Final = (
         name="shrunk-to-zero",
         title="pool shrunk to zero",
         act=shrunk_to_zero,
-        seconds=3 * HOUR,
+        seconds=2 * HOUR,
     ),
     Scenario(
         name="counter-resets",
         title="counter resets",
         act=counter_resets,
-        seconds=3 * HOUR,
+        seconds=2 * HOUR,
     ),
 )

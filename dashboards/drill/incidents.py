@@ -54,7 +54,7 @@ def prefill_only_leak(stage: Stage) -> None:
         pool.free([block for block in blocks if block.block_id not in kept], owner=owner)
 
     Traffic(stage, pool, load=0.40)
-    Traffic(stage, pool, Shape(prompt=384, output=0, seconds=0.5), load=0.0002, end=end)
+    Traffic(stage, pool, Shape(prompt=384, output=0, seconds=0.5), load=0.0003, end=end)
 
 
 # -- capacity ------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def traffic_doubles(stage: Stage) -> None:
 def block_size_too_large(stage: Stage) -> None:
     """Chats of a hundred tokens, in blocks of 256."""
     pool = _live(stage).add_pool(512, block_size=256)
-    shape = Shape(prompt=60, output=40, step=8, seconds=20)
+    mean_s = 60.0
 
     def chat() -> Part:
         owner, n_tokens = stage.fresh_id("chat"), int(stage.random.uniform(60, 140))
@@ -88,11 +88,11 @@ def block_size_too_large(stage: Stage) -> None:
             keys, values = pool.allocate_kv(n_tokens, owner)
         except RuntimeError:
             return
-        yield stage.random.uniform(10, 30)
+        yield stage.random.uniform(0.5, 1.5) * mean_s
         pool.free_all(owner)
 
     load = _step(0.4, 1.02, BEGIN)
-    stage.play(_arrivals(stage, chat, lambda now_s: load(now_s) * 256 / shape.seconds))
+    stage.play(_arrivals(stage, chat, lambda now_s: load(now_s) * 256 / mean_s))
 
 
 # -- memory outside the pool ---------------------------------------------------------------------
@@ -142,7 +142,7 @@ def allocate_slow(stage: Stage) -> None:
 
 
 def _slow(stage: Stage, operation: int) -> None:
-    pool = _live(stage).add_pool(65536)
+    pool = _live(stage).add_pool(32768)
     slow_down(pool, operation, 4_000)
     tokens = _ramp(500, 8000, BEGIN, BEGIN + 40 * MINUTE)
     Traffic(
@@ -326,7 +326,7 @@ INCIDENTS: Final = (
         name="aborted-requests-leak",
         title="requests aborted, blocks never given back",
         act=aborted_requests_leak,
-        seconds=3 * HOUR,
+        seconds=2 * HOUR,
         alert="VeloxQuantPoolBlockLeak",
         within_s=60 * MINUTE,
         says=(r"oldest owner\b.* for (\dh )?\d+m",),
@@ -336,7 +336,7 @@ INCIDENTS: Final = (
         name="prefill-only-leak",
         title="prefill-only traffic leaks a block a request",
         act=prefill_only_leak,
-        seconds=14 * HOUR,
+        seconds=9 * HOUR,
         interval_s=60,
         alert="VeloxQuantPoolBlockLeak",
         within_s=60 * MINUTE,
@@ -359,7 +359,7 @@ INCIDENTS: Final = (
         name="traffic-doubles",
         title="traffic doubles, the pool fills honestly",
         act=traffic_doubles,
-        seconds=2 * HOUR,
+        seconds=90 * MINUTE,
         alert="VeloxQuantPoolExhaustionPredicted",
         within_s=35 * MINUTE,
         companions=_FULL,
@@ -370,7 +370,7 @@ INCIDENTS: Final = (
         name="block-size-too-large",
         title="many short requests in large blocks, pool full",
         act=block_size_too_large,
-        seconds=2 * HOUR,
+        seconds=75 * MINUTE,
         alert="VeloxQuantPoolTokenSlotWaste",
         within_s=40 * MINUTE,
         says=(r"block size of 16\b",),
@@ -380,7 +380,7 @@ INCIDENTS: Final = (
         name="cache-grows-while-idle",
         title="MLX's buffer cache grows while the pool is idle",
         act=cache_grows_while_idle,
-        seconds=2 * HOUR,
+        seconds=75 * MINUTE,
         alert="VeloxQuantMlxCacheGrowing",
         within_s=40 * MINUTE,
         says=(r"outside the pool",),
@@ -389,7 +389,7 @@ INCIDENTS: Final = (
         name="active-climbs-outside",
         title="active memory climbs outside the KV pool",
         act=active_climbs_outside,
-        seconds=3 * HOUR,
+        seconds=2 * HOUR,
         alert="VeloxQuantMlxMemoryDrift",
         within_s=90 * MINUTE,
         says=(r"outside the KV pool",),
@@ -399,7 +399,7 @@ INCIDENTS: Final = (
             name=f"{operation.replace('_', '-')}-slow",
             title=f"{operation} gets slow as requests get long",
             act=act,
-            seconds=2 * HOUR,
+            seconds=80 * MINUTE,
             alert="VeloxQuantPoolOperationSlow",
             within_s=55 * MINUTE,
             says=(rf"{operation} of pool main",),
@@ -419,7 +419,7 @@ INCIDENTS: Final = (
         name="grow-shrink-chase",
         title="grow and shrink chase each other",
         act=grow_shrink_chase,
-        seconds=2 * HOUR,
+        seconds=75 * MINUTE,
         alert="VeloxQuantPoolChurnGrowShrink",
         within_s=45 * MINUTE,
     ),

@@ -21,6 +21,8 @@ from dashboards.drill.series import Series
 __all__ = ["Said", "ask", "expectations", "questions", "rule_test"]
 
 TIMEOUT_S: Final = 120
+# Rules are evaluated so often; it is what promtool takes its time for.
+EVALUATION_S: Final = 30
 FIRED: Final = (
     'min by (alertname)(min_over_time(timestamp(ALERTS{{alertstate="firing"}})[{}s:{}s]))'
 )
@@ -45,14 +47,13 @@ class Said:
 
 def rule_test(scenario: Scenario, series: Series, rules: Rules, more: list[str]) -> str:
     """The file. `more` are lines of expectations, see `expectations` and `_questions`."""
-    every_s = scenario.interval_s
     lines = [
         f"# {scenario.title}: written by dashboards/drill.",
         f"rule_files: [{json.dumps(str(rules.records))}, {json.dumps(str(rules.alerts))}]",
-        f"evaluation_interval: {every_s}s",
+        f"evaluation_interval: {max(EVALUATION_S, scenario.interval_s)}s",
         "tests:",
         f"  - name: {json.dumps(scenario.title)}",
-        f"    interval: {every_s}s",
+        f"    interval: {scenario.interval_s}s",
         "    input_series:",
     ]
     for name, values in series.for_promtool(rules.metrics()):
