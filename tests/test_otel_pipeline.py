@@ -49,7 +49,9 @@ def true_histograms() -> dict[tuple[str, frozenset[tuple[str, str]]], HistogramS
     (snapshot,) = [p for p in take_snapshot().pools if p.name == "piped"]
     found = {}
     for row in HISTOGRAMS:
-        assert row.read_pool is not None and row.otel is not None
+        if row.read_pool is None:
+            continue
+        assert row.otel is not None
         for labels, value in row.read_pool(snapshot):
             attributes = {"veloxquant.block_pool.name": "piped"}
             for label, text in zip(row.labels, labels, strict=True):

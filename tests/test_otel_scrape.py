@@ -27,6 +27,7 @@ RESTLESS = {
     "veloxquant_block_pool_oldest_active_owner_age_seconds",
     "veloxquant_telemetry_overhead_seconds_total",
     "veloxquant_process_resident_memory_bytes",
+    "veloxquant_process_unaccounted_bytes",
     "veloxquant_exporter_collect_errors_total",
     "veloxquant_exporter_dropped_events_total",
 }
@@ -101,5 +102,6 @@ def test_values_over_otlp_equal_values_scraped() -> None:
             assert math.isinf(value) or key in over_otlp, key
     # Counters and histograms need no bridge to get there.
     for row in CATALOGUE:
-        if row.instrument in {"counter", "histogram"} and "occupancy" not in row.name:
+        bridged = "occupancy" in row.name or str(row.otel).startswith("gen_ai.")
+        if row.instrument in {"counter", "histogram"} and not bridged:
             assert translated(row) == row.name

@@ -20,6 +20,7 @@ by_name = pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric
 BOUNDED = {
     "stream", "format", "operation", "outcome", "reason", "kind", "check", "stat", "benchmark",
     "version", "python", "mlx", "block_size", "separate_kv", "grow", "max_blocks", "n_blocks", "state",
+    "hook", "mlx_lm",
 }  # fmt: skip
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from typing import Any, Final
+from typing import Any
 
 from veloxquant_mlx.serving.events import Listener, Seams
 from veloxquant_mlx.serving.request import Request
 from veloxquant_mlx.serving.wrap_requests import in_server
 from veloxquant_mlx.telemetry.histogram import Histogram, HistogramSnapshot
+from veloxquant_mlx.telemetry.program_values import ROW_BUCKETS, STATES
 
-__all__ = ["STATES", "BatchWatch", "ServerWatch"]
-
-# queued: not begun. prefill, decode: rows of batches. single: sequences that run without a batch.
-STATES: Final = ("queued", "prefill", "decode", "single")
-ROW_BUCKETS: Final = tuple(2**power for power in range(11))
+__all__ = ["BatchWatch", "ServerWatch"]
 
 
 class BatchWatch(Listener):

@@ -8,22 +8,10 @@ from typing import Any, Final
 
 from veloxquant_mlx.serving.events import Listener
 from veloxquant_mlx.telemetry.program import CacheCensus
+from veloxquant_mlx.telemetry.program_values import CACHE_KINDS
 
-__all__ = ["KINDS", "Census", "kind_of"]
+__all__ = ["Census", "kind_of"]
 
-# Classes of mlx-lm. What a program derives from them counts as its nearest one here.
-KINDS: Final = (
-    "KVCache",
-    "RotatingKVCache",
-    "QuantizedKVCache",
-    "ConcatenateKVCache",
-    "ChunkedKVCache",
-    "BatchKVCache",
-    "BatchRotatingKVCache",
-    "ArraysCache",
-    "CacheList",
-    "other",
-)
 _MODULE: Final = "mlx_lm.models.cache"
 
 # Slots that one row of an object holds, of so many that its arrays have room for.
@@ -42,7 +30,7 @@ _HELD: Final[dict[str, Callable[[Any, int], int]]] = {
 def kind_of(cls: type) -> str:
     """The kind that objects of `cls` count as."""
     for base in cls.__mro__:
-        if base.__module__ == _MODULE and base.__name__ in KINDS:
+        if base.__module__ == _MODULE and base.__name__ in CACHE_KINDS:
             return base.__name__
     return "other"
 
@@ -72,7 +60,7 @@ class Census(Listener):
         Args:
             failed: Called in the except clause for each object that cannot be read.
         """
-        sums = {kind: [0, 0, 0, 0, 0] for kind in KINDS}
+        sums = {kind: [0, 0, 0, 0, 0] for kind in CACHE_KINDS}
         for ref in list(self._live.values()):
             cache = ref()
             if cache is None:

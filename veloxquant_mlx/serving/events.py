@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from veloxquant_mlx.serving.request import Request
+    from veloxquant_mlx.serving.sequence import Sequence
 
 __all__ = ["EVENTS", "Event", "Listener", "Refusal", "Seams"]
 
@@ -27,11 +28,14 @@ class Refusal:
 
     Attributes:
         message: Why; the text of the JSON error.
+        code, kind: Its code and type, for programs.
         retry_after_s: Whole seconds, for Retry-After.
         status: HTTP status.
     """
 
     message: str
+    code: str = "overloaded"
+    kind: str = "server_error"
     retry_after_s: int = 1
     status: int = 503
 
@@ -50,6 +54,9 @@ class Listener:
 
     def on_caches_made(self, model: Any, caches: list[Any]) -> None:
         """`make_prompt_cache` made the caches of one request: one for each layer."""
+
+    def on_caches_loaded(self, caches: list[Any]) -> None:
+        """`load_prompt_cache` read the caches of one sequence from a file."""
 
     # -- batches: `PromptProcessingBatch` and `GenerationBatch` ---------------------------------
 
@@ -110,12 +117,27 @@ class Listener:
     def on_entry_inserted(self, prompt_cache: Any, tokens: list[int], entry: Any) -> None:
         """`entry` (prompt_cache, nbytes, cache_type) is kept, until `on_entry_removed` says so."""
 
+    def on_prompt_cache_changed(self, prompt_cache: Any) -> None:
+        """An insertion is done, with all that it removed: the prompt cache may be called again."""
+
     def on_entry_removed(self, prompt_cache: Any, entry: Any, reason: str) -> None:
-        """`entry` is kept no more: replaced, prefix, entries, bytes or trimmed.
+        """`entry` is kept no more: replaced, prefix, entries, bytes, trimmed, budget.
 
         replaced: by one of the same tokens. prefix: a longer entry has all of it. entries, bytes:
-        over a limit, the least recently used goes. trimmed: room was made for the batch.
+        over a limit, the least recently used goes. trimmed: room was made for the batch. budget:
+        the pool that is charged is full.
         """
+
+    # -- one sequence: `generate_step` and `speculative_generate_step` --------------------------
+
+    def on_sequence_started(self, sequence: Sequence) -> None:
+        """It is about to run; what `make_prompt_cache` makes from here to its first token is its."""
+
+    def on_sequence_token(self, sequence: Sequence) -> None:
+        """It gave a token."""
+
+    def on_sequence_ended(self, sequence: Sequence) -> None:
+        """It ended, or was closed. Its caches are the program's, which may go on with them."""
 
     # -- requests -------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ _REQUEST: Final = (
     "on_request_token",
     "on_request_finished",
 )
+_SEQUENCE: Final = ("on_sequence_started", "on_sequence_token", "on_sequence_ended")
 
 _merged = after("on_batch_merged", lambda e, a, k, _: e(a[0], argument(a, k, 3, "caches")))
 _copied = after("on_batch_copied", lambda e, a, _, copy: e(a[0], copy))
@@ -64,13 +65,15 @@ POINTS: Final[tuple[PatchPoint, ...]] = (
     PatchPoint(
         "caches_made", _CACHE, "make_prompt_cache", caches.make_prompt_cache, ("on_caches_made",)
     ),
+    PatchPoint("caches_loaded", _CACHE, "load_prompt_cache", caches.load_prompt_cache,
+               ("on_caches_loaded",)),
     # The server's prompt cache.
     PatchPoint("prompt_cache", _CACHE, "LRUPromptCache.__init__", caches.prompt_cache_init,
                ("on_prompt_cache_opened",)),
     PatchPoint("prompt_cache", _CACHE, "LRUPromptCache.fetch_nearest_cache",
                caches.prompt_cache_fetch, ("on_prompt_cache_fetched",)),
     PatchPoint("prompt_cache", _CACHE, "LRUPromptCache.insert_cache", caches.prompt_cache_insert,
-               ()),
+               ("on_prompt_cache_changed",)),
     PatchPoint("prompt_cache", _CACHE, "LRUPromptCache.trim_to", caches.prompt_cache_trim, ()),
     PatchPoint("prompt_cache", _CACHE, "PromptTrie.add", caches.trie_add,
                ("on_entry_inserted", "on_entry_removed")),
@@ -100,6 +103,9 @@ POINTS: Final[tuple[PatchPoint, ...]] = (
     # Requests.
     PatchPoint("streams", _GENERATE, "stream_generate", requests.stream_generate,
                ("on_stream_started", "on_stream_ended")),
+    PatchPoint("sequences", _GENERATE, "generate_step", requests.generate_step, _SEQUENCE),
+    PatchPoint("sequences", _GENERATE, "speculative_generate_step", requests.generate_step,
+               _SEQUENCE),
     PatchPoint("server", _SERVER, "ResponseGenerator._run_generate", requests.run_generate, ()),
     PatchPoint("server", _SERVER, "ResponseGenerator.__init__", requests.server_init,
                ("on_server_made",)),

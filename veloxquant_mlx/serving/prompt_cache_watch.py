@@ -8,12 +8,14 @@ from typing import Any, Final
 
 from veloxquant_mlx.serving.events import Listener
 from veloxquant_mlx.telemetry.program import PromptCacheSnapshot
+from veloxquant_mlx.telemetry.program_values import (
+    ENTRY_TYPES,
+    EVICTION_REASONS,
+    LOOKUP_OUTCOMES,
+)
 
-__all__ = ["EVICTIONS", "LOOKUPS", "PromptCacheWatch"]
+__all__ = ["PromptCacheWatch"]
 
-LOOKUPS: Final = ("hit", "miss")
-EVICTIONS: Final = ("replaced", "prefix", "entries", "bytes", "trimmed")
-TYPES: Final = ("assistant", "user", "system")
 # What mlx-lm has for "no limit".
 UNLIMITED: Final = 1 << 62
 
@@ -23,8 +25,8 @@ class PromptCacheWatch(Listener):
 
     def __init__(self) -> None:
         self._caches: list[weakref.ref[Any]] = []
-        self._lookups = dict.fromkeys(LOOKUPS, 0)
-        self._evictions = dict.fromkeys(EVICTIONS, 0)
+        self._lookups = dict.fromkeys(LOOKUP_OUTCOMES, 0)
+        self._evictions = dict.fromkeys(EVICTION_REASONS, 0)
         self._lookup_tokens = self._hit_tokens = self._insertions = 0
 
     def on_prompt_cache_opened(self, prompt_cache: Any) -> None:
@@ -55,7 +57,7 @@ class PromptCacheWatch(Listener):
         """
         if not self._caches:
             return None
-        entries, tokens, sizes = (Counter(dict.fromkeys(TYPES, 0)) for _ in range(3))
+        entries, tokens, sizes = (Counter(dict.fromkeys(ENTRY_TYPES, 0)) for _ in range(3))
         limits: list[tuple[int, int]] = []
         for ref in self._caches:
             cache = ref()

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Final, Literal
 
-__all__ = ["OPERATIONS", "OUTCOMES", "Operation", "Outcome", "Request", "outcome_of"]
+from veloxquant_mlx.telemetry.program_values import Operation, Outcome
 
-Operation = Literal["chat", "text_completion"]
-Outcome = Literal["ok", "cancelled", "failed"]
-OPERATIONS: Final[tuple[Operation, ...]] = ("chat", "text_completion")
-OUTCOMES: Final[tuple[Outcome, ...]] = ("ok", "cancelled", "failed")
+__all__ = ["Request", "outcome_of"]
 
 
 class Request:

@@ -6,31 +6,21 @@ import threading
 from typing import Final
 
 from veloxquant_mlx.serving.events import Listener
-from veloxquant_mlx.serving.request import OPERATIONS, OUTCOMES, Request
+from veloxquant_mlx.serving.request import Request
 from veloxquant_mlx.telemetry.histogram import Histogram
 from veloxquant_mlx.telemetry.program import RequestsSnapshot
+from veloxquant_mlx.telemetry.program_values import (
+    BETWEEN_BUCKETS_S,
+    DURATION_BUCKETS_S,
+    FIRST_TOKEN_BUCKETS_S,
+    OPERATIONS,
+    OUTCOMES,
+    PER_TOKEN_BUCKETS_S,
+    SIZE_BUCKETS,
+)
 
-__all__ = [
-    "DURATION_BUCKETS_S",
-    "FIRST_TOKEN_BUCKETS_S",
-    "PER_TOKEN_BUCKETS_S",
-    "SIZE_BUCKETS",
-    "RequestWatch",
-]
+__all__ = ["RequestWatch"]
 
-# As OpenTelemetry's GenAI conventions advise, for their metrics of the same meaning.
-DURATION_BUCKETS_S: Final = tuple(0.01 * 2**power for power in range(14))
-FIRST_TOKEN_BUCKETS_S: Final = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-)  # fmt: skip
-PER_TOKEN_BUCKETS_S: Final = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
-)  # fmt: skip
-SIZE_BUCKETS: Final = tuple(4**power for power in range(14))
-# Not theirs: small models on one machine do a token in less than a millisecond.
-BETWEEN_BUCKETS_S: Final = (
-    0.001, 0.0025, 0.005, 0.0075, *PER_TOKEN_BUCKETS_S, 5.0, 10.0,
-)  # fmt: skip
 _NS: Final = 1_000_000_000
 
 

@@ -11,6 +11,8 @@ from veloxquant_mlx.serving.events import Seams
 from veloxquant_mlx.serving.wrap_batches import argument
 
 __all__ = [
+    "evict_oldest",
+    "load_prompt_cache",
     "make_prompt_cache",
     "new_cache",
     "prompt_cache_fetch",
@@ -58,6 +60,19 @@ def make_prompt_cache(original: _Function, seams: Seams) -> _Function:
     return wrapper
 
 
+def load_prompt_cache(original: _Function, seams: Seams) -> _Function:
+    """`load_prompt_cache`: caches out of a file, alone or with its metadata."""
+    loaded = seams.event("on_caches_loaded")
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        loaded(result[0] if isinstance(result, tuple) else result)
+        return result
+
+    return wrapper
+
+
 # -- LRUPromptCache ------------------------------------------------------------------------------
 
 # Which prompt cache this thread is inside, and whether it is making room for the batch: the trie,
@@ -65,11 +80,23 @@ def make_prompt_cache(original: _Function, seams: Seams) -> _Function:
 _inside: Final = threading.local()
 
 
+def evict_oldest(prompt_cache: Any, reason: str) -> None:
+    """Let a prompt cache drop one entry, by its own order; listeners are told `reason`.
+
+    To be called on the prompt cache's own thread, outside of its methods.
+    """
+    _inside.reason = reason
+    try:
+        prompt_cache.trim_to(n_sequences=len(prompt_cache) - 1)
+    finally:
+        _inside.reason = None
+
+
 def _within(original: _Function, reason: str | None) -> _Function:
     @functools.wraps(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         before = getattr(_inside, "at", None)
-        _inside.at = (self, reason)
+        _inside.at = (self, getattr(_inside, "reason", None) or reason)
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -78,9 +105,18 @@ def _within(original: _Function, reason: str | None) -> _Function:
     return wrapper
 
 
-def prompt_cache_insert(original: _Function, _seams: Seams) -> _Function:
+def prompt_cache_insert(original: _Function, seams: Seams) -> _Function:
     """`LRUPromptCache.insert_cache`: what comes and goes meanwhile is told by the trie."""
-    return _within(original, None)
+    changed = seams.event("on_prompt_cache_changed")
+    within = _within(original, None)
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = within(self, *args, **kwargs)
+        changed(self)
+        return result
+
+    return wrapper
 
 
 def prompt_cache_trim(original: _Function, _seams: Seams) -> _Function:

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from veloxquant_mlx.serving.events import Refusal, Seams
-from veloxquant_mlx.serving.request import Operation, Outcome, Request, outcome_of
+from veloxquant_mlx.serving.request import Request, outcome_of
+from veloxquant_mlx.serving.sequence import Sequence
 from veloxquant_mlx.serving.wrap_batches import argument
+from veloxquant_mlx.telemetry.program_values import Operation, Outcome
 
 __all__ = [
+    "generate_step",
     "handle_completion",
     "in_server",
     "run_generate",
@@ -72,9 +75,15 @@ def handle_completion(original: _Function, seams: Seams) -> _Function:
 
     @functools.wraps(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        refusal = admit.ask(self, argument(args, kwargs, 0, "request"))
+        asked = argument(args, kwargs, 0, "request")
+        refusal = admit.ask(self, asked)
         if refusal is not None:
-            return _refuse(self, refusal)
+            request = Request(_operation(asked))
+            try:
+                return _refuse(self, refusal)
+            finally:
+                request.end("rejected")
+                finished(request)
         scope = _local.scope = _Scope()
         ended: Outcome | None = None
         try:
@@ -93,7 +102,8 @@ def handle_completion(original: _Function, seams: Seams) -> _Function:
 
 
 def _refuse(handler: Any, refusal: Refusal) -> None:
-    body = json.dumps({"error": refusal.message}).encode()
+    error = {"message": refusal.message, "type": refusal.kind, "param": None, "code": refusal.code}
+    body = json.dumps({"error": error}).encode()  # as OpenAI's clients read it
     handler._set_completion_headers(refusal.status)  # noqa: SLF001 - as its own answers do
     handler.send_header("Retry-After", str(refusal.retry_after_s))
     handler.send_header("Content-Length", str(len(body)))
@@ -215,5 +225,31 @@ def stream_generate(original: _Function, seams: Seams) -> _Function:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return watched(original(*args, **kwargs))
+
+    return wrapper
+
+
+def generate_step(original: _Function, seams: Seams) -> _Function:
+    """`generate_step`, `speculative_generate_step`: a sequence, wherever it runs."""
+    started, token, ended = (seams.event(f"on_sequence_{x}") for x in ("started", "token", "ended"))
+
+    def watched(steps: Any, sequence: Sequence) -> Iterator[Any]:
+        started(sequence)
+        try:
+            for step in steps:
+                token(sequence)
+                yield step
+        finally:
+            # Whoever drops a generator expects its `finally` to have run.
+            steps.close()
+            ended(sequence)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        steps = original(*args, **kwargs)
+        if not (started or token or ended):
+            return steps
+        caches = kwargs.get("prompt_cache")
+        return watched(steps, Sequence(caches if isinstance(caches, list) else None))
 
     return wrapper

@@ -35,6 +35,8 @@ class ProcessSnapshot:
         overhead_s: Seconds spent on telemetry.
         pools: By name; at most 64 and "other".
         n_unread_pools: Pools that are left out because their snapshot failed.
+        mlx_device_total_bytes, mlx_device_free_bytes: Memory of MLX's device; None where that is the
+            machine's.
         program: The program that `vqmon run` watches; None in any other process.
     """
 
@@ -55,6 +57,8 @@ class ProcessSnapshot:
     overhead_s: float
     pools: tuple[PoolSnapshot, ...]
     n_unread_pools: int = 0
+    mlx_device_total_bytes: int | None = None
+    mlx_device_free_bytes: int | None = None
     program: ProgramSnapshot | None = None
 
 
@@ -67,6 +71,8 @@ class MlxMemory:
     peak: int | None = None
     limit: int | None = None
     version: str = ""
+    device_total: int | None = None
+    device_free: int | None = None
 
 
 def mlx_memory() -> MlxMemory:
@@ -74,29 +80,36 @@ def mlx_memory() -> MlxMemory:
     mx: Any = sys.modules.get("mlx.core")
     if mx is None or not hasattr(mx, "get_active_memory"):
         return MlxMemory()
+    info = _device_info(mx)
     return MlxMemory(
         active=mx.get_active_memory(),
         cache=mx.get_cache_memory(),
         peak=mx.get_peak_memory(),
-        limit=_device_limit(mx),
+        limit=_first(info, "max_recommended_working_set_size", "memory_size", "total_memory"),
         version=getattr(mx, "__version__", ""),
+        device_total=_first(info, "total_memory"),
+        device_free=_first(info, "free_memory"),
     )
 
 
-# Asked once: the answer is a property of the device, and asking starts its runtime.
-_limit_of_device: list[int | None] = []
+# Asked once, but on CUDA, whose free memory changes: asking Metal starts its runtime.
+_info_of_device: list[Mapping[str, Any]] = []
 
 
-def _device_limit(mx: Any) -> int | None:
-    """The recommended working set (Metal), else the device's memory, else None."""
-    if not _limit_of_device:
+def _device_info(mx: Any) -> Mapping[str, Any]:
+    """What MLX says of its device; empty where it says nothing."""
+    if not _info_of_device or "free_memory" in _info_of_device[0]:
         try:
             info = mx.device_info() if hasattr(mx, "device_info") else mx.metal.device_info()
         except Exception:  # noqa: BLE001 - a backend without such a call is not an error
             info = {}
-        limit = info.get("max_recommended_working_set_size") or info.get("memory_size")
-        _limit_of_device.append(int(limit) if limit else None)
-    return _limit_of_device[0]
+        _info_of_device[:] = [info]
+    return _info_of_device[0]
+
+
+def _first(info: Mapping[str, Any], *names: str) -> int | None:
+    """The first of these numbers that is there and not 0."""
+    return next((int(info[name]) for name in names if info.get(name)), None)
 
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096

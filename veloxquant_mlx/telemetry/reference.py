@@ -21,7 +21,22 @@ from veloxquant_mlx.telemetry.histogram import (
     RATIO_BUCKETS,
 )
 from veloxquant_mlx.telemetry.meters import CHECKS, DROP_REASONS, ERROR_REASONS
-from veloxquant_mlx.telemetry.snapshot import FORMATS, OPERATIONS
+from veloxquant_mlx.telemetry.program_values import (
+    BETWEEN_BUCKETS_S,
+    CACHE_KINDS,
+    DURATION_BUCKETS_S,
+    ENTRY_TYPES,
+    EVICTION_REASONS,
+    FIRST_TOKEN_BUCKETS_S,
+    OPERATIONS,
+    OUTCOMES,
+    PER_TOKEN_BUCKETS_S,
+    ROW_BUCKETS,
+    SIZE_BUCKETS,
+    STATES,
+)
+from veloxquant_mlx.telemetry.snapshot import FORMATS
+from veloxquant_mlx.telemetry.snapshot import OPERATIONS as POOL_OPERATIONS
 from veloxquant_mlx.telemetry.table import MAX_POOLS
 
 __all__ = ["main", "render"]
@@ -58,15 +73,24 @@ so, and it is right; the name is fixed by the contract of `AllocationStats.to_pr
 `veloxquant_block_pool_blocks_managed`. It is the only complaint that the checks let pass.
 """
 
+PROGRAM: Final = "veloxquant_program_"
+ABOUT_PROGRAMS: Final = """\
+Of a program of mlx-lm that `vqmon run` runs; any other process has none of these. They are read off
+plain attributes and shapes: no array is evaluated. [serving.md](serving.md) tells more.
+
+"""
+
 
 def render() -> str:
     """The whole page."""
     pool = [metric for metric in CATALOGUE if metric.read_pool is not None]
-    process = [metric for metric in CATALOGUE if metric.read_process is not None]
-    others = [metric for metric in CATALOGUE if metric not in pool and metric not in process]
+    program = [metric for metric in CATALOGUE if metric.name.startswith(PROGRAM)]
+    process = [m for m in CATALOGUE if m.read_process is not None and m not in program]
+    others = [metric for metric in CATALOGUE if metric not in (*pool, *process, *program)]
     sections = {
         "Pool": _table(pool),
         "Process and telemetry": _table(process),
+        "Watched program": ABOUT_PROGRAMS + _table(program),
         "Exporter and benchmarks": _table(others),
         "Label values": _labels(),
         "Buckets": _buckets(),
@@ -101,13 +125,19 @@ def _labels() -> str:
     values = (
         ("`stream`", ("k", "v", "kv")),
         ("`format`", FORMATS),
-        ("`operation`", OPERATIONS),
+        ("`operation`", POOL_OPERATIONS),
         ("`outcome`", GROW_OUTCOMES),
         ("`reason` of exhaustions", EXHAUSTION_REASONS),
         ("`reason` of rejected blocks", REJECTION_REASONS),
         ("`reason` of collect errors", ERROR_REASONS),
         ("`reason` of dropped events", DROP_REASONS),
         ("`check`", CHECKS),
+        ("`kind` of caches", CACHE_KINDS),
+        ("`kind` of prompt cache entries", ENTRY_TYPES),
+        ("`reason` of evictions", EVICTION_REASONS),
+        ("`operation` of requests", OPERATIONS),
+        ("`outcome` of requests", OUTCOMES),
+        ("`state` of requests", STATES),
     )
     lines = ["| label | values |", "|---|---|"]
     lines += [f"| {label} | {', '.join(f'`{x}`' for x in choices)} |" for label, choices in values]
@@ -120,6 +150,12 @@ def _buckets() -> str:
         "lifetimes and idle times, seconds": [bound / 1e9 for bound in LIFETIME_BUCKETS_NS],
         "blocks": BLOCK_BUCKETS,
         "ratios": RATIO_BUCKETS,
+        "requests' durations, seconds": DURATION_BUCKETS_S,
+        "times to the first token, seconds": FIRST_TOKEN_BUCKETS_S,
+        "times per output token, seconds": PER_TOKEN_BUCKETS_S,
+        "times between tokens, seconds": BETWEEN_BUCKETS_S,
+        "tokens of a request": SIZE_BUCKETS,
+        "rows of a decoding step": ROW_BUCKETS,
     }
     lines = ["| of | upper bounds, inclusive |", "|---|---|"]
     lines += [

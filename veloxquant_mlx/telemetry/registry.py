@@ -151,6 +151,8 @@ class Registry:
             overhead_s=self._overhead_s(),
             pools=tuple(pools),
             n_unread_pools=n_unread,
+            mlx_device_total_bytes=mlx.device_total,
+            mlx_device_free_bytes=mlx.device_free,
             program=self._guarded(program_snapshot, None),
         )
 

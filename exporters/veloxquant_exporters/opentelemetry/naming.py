@@ -59,6 +59,8 @@ def attribute(row: Metric, label: str, style: Style) -> str:
     """The attribute that `label` of `row` becomes."""
     if style == "prometheus":
         return label
+    if label in row.attribute_names:
+        return row.attribute_names[label]
     if row.read_pool is not None:
         return f"veloxquant.block_pool.{'name' if label == 'pool' else label}"
     return f"veloxquant.exporter.{label}"
