@@ -78,4 +78,4 @@ def _faults(buckets: list[tuple[float, float]], values: dict[str, float]) -> Ite
     elif "count" not in values or "sum" not in values:
         yield "it has no _count or no _sum"
     elif buckets[-1][1] != values["count"]:
-        yield f"its +Inf bucket is {buckets[-1][1]:g}, and its count {values['_count']:g}"
+        yield f"its +Inf bucket is {buckets[-1][1]:g}, and its count {values['count']:g}"

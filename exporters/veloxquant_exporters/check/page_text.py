@@ -33,7 +33,8 @@ _OPEN_SUFFIXES: Final = {**_SUFFIXES, "counter": ("_total", "_created"), "info":
 
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\[\\n"])*)"')
-_NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|Inf)|NaN")
+# No two parts of it can take the same digits: a long number that is none must not take for ever.
+_NUMBER: Final = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|Inf)|NaN", re.ASCII)
 _ESCAPE: Final = re.compile(r'\\([\\n"])')
 
 
@@ -205,8 +206,8 @@ class _Reader:
             return
         if not self.page.openmetrics:
             raise _SyntaxFaultError("the text format has no exemplars")
-        _, rest = _labels(exemplar, 0)
-        if not exemplar.startswith("{") or not all(map(_NUMBER.fullmatch, rest.split())):
+        rest = _labels(exemplar, 0)[1].split() if exemplar.startswith("{") else []
+        if not 1 <= len(rest) <= 2 or not all(map(_NUMBER.fullmatch, rest)):
             raise _SyntaxFaultError("what follows '#' is no exemplar")
 
     def _family_of(self, name: str) -> str:
