@@ -18,7 +18,7 @@ __all__ = ["HEALTHY"]
 
 DAY: Final = 24 * HOUR
 # For small pools, so that chance alone does not fill them.
-SHORT: Final = Shape(prompt=64, output=32, step=32, seconds=30)
+SHORT: Final = Shape(prompt=64, output=32, step=32, seconds=60)
 
 
 def _live(stage: Stage) -> Worker:

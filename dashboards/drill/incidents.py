@@ -19,7 +19,7 @@ __all__ = ["INCIDENTS"]
 
 BEGIN: Final = 20 * MINUTE
 # For small pools, so that chance alone does not fill them.
-SHORT: Final = Shape(prompt=64, output=32, step=32, seconds=30)
+SHORT: Final = Shape(prompt=64, output=32, step=32, seconds=60)
 
 
 def _live(stage: Stage) -> Worker:
@@ -53,7 +53,7 @@ def prefill_only_leak(stage: Stage) -> None:
         kept = set(last.values()) if stage.now_s >= BEGIN else set()
         pool.free([block for block in blocks if block.block_id not in kept], owner=owner)
 
-    Traffic(stage, pool, load=0.40)
+    Traffic(stage, pool, Shape(seconds=100), load=0.40)
     Traffic(stage, pool, Shape(prompt=384, output=0, seconds=0.5), load=0.0003, end=end)
 
 
