@@ -3,6 +3,7 @@
 #   PYTHON=python3.12   the interpreter .venv is built on (default: the first that is new enough)
 #   MLX=cuda            the MLX backend extra: apple, cpu, cuda or cuda12 (default: by platform)
 #   DEMO_ARGS="..."     options of `vqmon demo`
+#   DRILL_ARGS="..."    options of the drill, or names of incidents
 #   TEST_ARGS="..."     options of pytest
 #   BENCH_ARGS="..."    options of pytest for `make bench`, of the tool for the others
 #   BASE=rev            what `make bench-compare` compares with
@@ -71,6 +72,9 @@ docs: setup-dev ## build the documentation site into build/site, strictly
 docs-generated: setup-dev ## write the pages and rules that are made from the code
 	@$(BIN)/python -m veloxquant_mlx.telemetry.reference docs/metrics.md
 	@scripts/bridge
+
+drill: setup-dev ## act out incidents, and see that the right alerts fire (DRILL_ARGS="...")
+	@$(BIN)/python -m dashboards.drill $(DRILL_ARGS)
 
 wheel: setup-dev ## build the wheel and the sdist into dist/
 	@$(BIN)/python -m hatchling build
