@@ -57,7 +57,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "top": Entry(
         f"{_HERE}.top",
         "Watch pools, memory and alerts on the terminal.",
-        ("cli", "top"),
+        ("cli", "top", "trace"),
     ),
     "doctor": Entry(
         f"{_HERE}.doctor",

@@ -20,6 +20,13 @@ _WANTED = "a snapshot folder, the URL of a metrics page, or a trace file"
     show_default=True,
     help="Seconds between readings.",
 )
+@click.option(
+    "--at",
+    "at_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="Begin at this place of a trace, in seconds from its beginning. [default: its end]",
+)
 @click.option("--once", is_flag=True, help="Print one frame as plain text, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one reading as JSON, and end.")
 @click.option(
@@ -38,6 +45,7 @@ _WANTED = "a snapshot folder, the URL of a metrics page, or a trace file"
 def command(
     source: str | None,
     interval_s: float,
+    at_s: float | None,
     once: bool,
     as_json: bool,
     ca_file: str | None,
@@ -70,7 +78,12 @@ def command(
     try:
         return run(
             Settings(
-                source=source, interval_s=interval_s, once=once, as_json=as_json, access=access
+                source=source,
+                interval_s=interval_s,
+                at_s=at_s,
+                once=once,
+                as_json=as_json,
+                access=access,
             )
         )
     except SourceError as error:

@@ -232,7 +232,7 @@ class ProcessView:
         up: False if its snapshot cannot be had: it died, or its file is broken.
         age_s: Seconds since its figures changed or were taken; None if it is not up.
         versions: Of this package, Python and MLX, as far as told.
-        memory: None if it is not up.
+        memory: None if it is not up, or nothing is told of it.
         program: What the serving program says of itself, a line of text each.
     """
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from veloxquant_exporters.top.board import Board
-from veloxquant_exporters.top.boards import BoardMaker
-from veloxquant_exporters.top.source import Source, SourceError
+from veloxquant_exporters.top.boards import Boards
+from veloxquant_exporters.top.source import SourceError
 
 __all__ = ["Heard", "Poller"]
 
@@ -53,18 +53,17 @@ class Poller:
     The thread is a daemon: a source that hangs for good holds up no exit.
 
     Args:
-        source: What to read; only the poller's thread touches it.
+        boards: What makes them; the poller's thread alone asks it.
         interval_s: Seconds from one read's end to the next.
         clock: Monotonic seconds.
     """
 
     def __init__(
-        self, source: Source, interval_s: float, clock: Callable[[], float] = time.monotonic
+        self, boards: Boards, interval_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.source = source
+        self.boards = boards
         self.interval_s = interval_s
         self.clock = clock
-        self._maker = BoardMaker(source.title)
         self._changed = threading.Condition()
         self._heard = Heard()
         self._closing = False
@@ -109,7 +108,7 @@ class Poller:
     def _read(self) -> Heard:
         n_reads = self._heard.n_reads + 1
         try:
-            board = self._maker.add(self.source.read())
+            board = self.boards.make()
         except SourceError as error:
             return replace(self._heard, fault=str(error), asked_s=None, n_reads=n_reads)
         except Exception as error:  # noqa: BLE001 - the screen shall say so, and go on

@@ -109,8 +109,10 @@ def latency(now: HistogramSnapshot, before: HistogramSnapshot | None) -> Latency
     return Latency(quantile(now, 0.5), quantile(now, 0.99))
 
 
-def memory_view(process: ProcessSnapshot, weights: int | None = None) -> MemoryView:
-    """The memory account of a process."""
+def memory_view(process: ProcessSnapshot, weights: int | None = None) -> MemoryView | None:
+    """The memory account of a process; None where it says nothing of its memory, as a trace."""
+    if process.mlx_active_bytes is None and process.resident_bytes is None:
+        return None
     stored = [pool.storage["resident"] for pool in process.pools if "resident" in pool.storage]
     return MemoryView(
         active=process.mlx_active_bytes,

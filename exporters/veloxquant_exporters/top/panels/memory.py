@@ -23,7 +23,8 @@ def memory(process: ProcessView | None, width: int) -> list[Text]:
     name = process.name if process else ""
     title = f"memory of {name}" if name else "memory"
     if process is None or process.memory is None:
-        return [rule(title, width), Text("  no snapshot of this process", style="dim")]
+        what = "nothing is told of its memory here" if process and process.up else "no snapshot"
+        return [rule(title, width), Text(f"  {what}", style="dim")]
     found = process.memory
     rows = [rule(title, width, "  ".join(process.versions))]
     if found.active is None:

@@ -39,7 +39,7 @@ class AlertsScreen(Shown):
 
     def compose(self) -> ComposeResult:
         """The panels."""
-        yield self.top()
+        yield from self.top()
         with VerticalScroll(id="scroll", can_focus=False):
             yield Panel(self._rows)
         yield Footer()
@@ -103,7 +103,7 @@ class RunbookScreen(Shown):
 
     def compose(self) -> ComposeResult:
         """The text, which scrolls."""
-        yield self.top()
+        yield from self.top()
         with VerticalScroll(id="scroll"):
             yield Markdown(_text(self._runbook), open_links=False)
         yield Footer()

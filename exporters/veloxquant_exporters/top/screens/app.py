@@ -24,6 +24,7 @@ __all__ = ["TopApp"]
 
 # How often the screens look whether there is another board; the age is shown to the second.
 LOOK_S: Final = 0.1
+_OF_A_TRACE: Final = ("step", "event", "faster")
 
 
 class TopApp(App[int]):
@@ -38,7 +39,7 @@ class TopApp(App[int]):
     CSS = """
     Screen { layout: vertical; }
     Panel { height: auto; }
-    #top { height: 2; }
+    #top, #slider { height: 2; }
     #body, #scroll { height: 1fr; }
     #left { width: 1fr; }
     #pools { height: 1fr; min-height: 3; }
@@ -56,6 +57,16 @@ class TopApp(App[int]):
         Binding("ctrl+c,ctrl+q", "quit", show=False, priority=True),
         Binding("p,space", "pause", "Pause", key_display="p"),
         Binding("r", "read", show=False),
+        Binding("left", "step(-0.01)", "Back", key_display="←"),
+        Binding("right", "step(0.01)", "On", key_display="→"),
+        Binding("left_square_bracket", "step(-0.1)", show=False),
+        Binding("right_square_bracket", "step(0.1)", show=False),
+        Binding("home", "step(-1)", show=False),
+        Binding("end", "step(1)", show=False),
+        Binding("e", "event(1)", "Event"),
+        Binding("E", "event(-1)", show=False),
+        Binding("plus", "faster(2)", show=False),
+        Binding("minus", "faster(0.5)", show=False),
         Binding("question_mark", "help", "Help", key_display="?"),
     ]
 
@@ -64,10 +75,11 @@ class TopApp(App[int]):
         super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
         heard = poller.heard
         board = heard.board or Board(
-            source=poller.source.title, wall_s=0.0, watched_s=0.0, processes=(), pools=()
+            source=poller.boards.title, wall_s=0.0, watched_s=0.0, processes=(), pools=()
         )
         self.poller = poller
         self.state = State(board, heard, now_s=poller.clock())
+        self.place = poller.boards.place
         self._status = ""
 
     def run_to_end(self) -> int:
@@ -89,6 +101,7 @@ class TopApp(App[int]):
 
     def _look(self) -> None:
         changed = self.state.take(self.poller.heard, self.poller.clock())
+        changed |= self.place is not None and self.place.playing
         if changed or self.state.status != self._status:
             self._status = self.state.status
             self.action_redraw()
@@ -106,7 +119,11 @@ class TopApp(App[int]):
         self.exit(0)
 
     def action_pause(self) -> None:
-        """Hold the picture, or go on."""
+        """Hold the picture, or go on; of a trace, play it or stop."""
+        if self.place is not None:
+            self.place.play(on=not self.place.playing)
+            self.action_moved()
+            return
         self.state.paused = not self.state.paused
         self._look()
         self.action_redraw()
@@ -114,6 +131,35 @@ class TopApp(App[int]):
     def action_read(self) -> None:
         """Read now."""
         self.poller.poke()
+
+    def action_moved(self) -> None:
+        """Show the trace where it is now."""
+        self.poller.poke()
+        self.action_redraw()
+
+    def action_step(self, share: float) -> None:
+        """Move the place in the trace by a share of its length."""
+        if self.place is not None:
+            self.place.step(share)
+            self.action_moved()
+
+    def action_event(self, by: int) -> None:
+        """Move the place in the trace to the next event, or to the one before."""
+        if self.place is not None:
+            self.place.step_event(by)
+            self.action_moved()
+
+    def action_faster(self, by: float) -> None:
+        """Play the trace so many times as fast."""
+        if self.place is not None:
+            self.place.change_speed(by)
+            self.action_moved()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Hide the keys of a trace where there is none."""
+        if action in _OF_A_TRACE:
+            return self.place is not None
+        return True
 
     def action_sort(self) -> None:
         """Sort the pools by the next order."""

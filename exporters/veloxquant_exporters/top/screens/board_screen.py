@@ -101,14 +101,14 @@ class BoardScreen(Shown):
         Binding("up,k", "app.move(-1)", show=False),
         Binding("pagedown", "app.move(10)", show=False),
         Binding("pageup", "app.move(-10)", show=False),
-        Binding("home,g", "app.move(-1000000)", show=False),
-        Binding("end,G", "app.move(1000000)", show=False),
+        Binding("g", "app.move(-1000000)", show=False),
+        Binding("G", "app.move(1000000)", show=False),
     ]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (128, "-wide")]  # noqa: RUF012 - Textual's own form
 
     def compose(self) -> ComposeResult:
         """The panels."""
-        yield self.top()
+        yield from self.top()
         with Horizontal(id="body"):
             with Vertical(id="left"):
                 yield PoolPanel(self.state)

@@ -33,7 +33,7 @@ class DetailScreen(Shown):
 
     def compose(self) -> ComposeResult:
         """The panels."""
-        yield self.top()
+        yield from self.top()
         with VerticalScroll(id="scroll"):
             yield Panel(self._detail)
         yield Footer()

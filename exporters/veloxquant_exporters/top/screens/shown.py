@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
@@ -9,6 +10,7 @@ from textual.screen import Screen
 
 from veloxquant_exporters.top.panels.head import head
 from veloxquant_exporters.top.screens.panel import Panel
+from veloxquant_exporters.top.screens.slider_panel import SliderPanel
 from veloxquant_exporters.top.screens.state import State
 
 if TYPE_CHECKING:
@@ -25,9 +27,12 @@ class Shown(Screen[None]):
         """What all screens share."""
         return cast("TopApp", self.app).state
 
-    def top(self) -> Panel:
-        """The two lines at the top."""
-        return Panel(self._top, id="top")
+    def top(self) -> Iterator[Panel]:
+        """The two lines at the top, and the slider of a trace."""
+        yield Panel(self._top, id="top")
+        place = cast("TopApp", self.app).place
+        if place is not None:
+            yield SliderPanel(place)
 
     def redraw(self, *, layout: bool = True) -> None:
         """Show the state as it is now."""
