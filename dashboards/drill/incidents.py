@@ -12,6 +12,7 @@ from dashboards.drill.sidecar import Sidecar
 from dashboards.drill.stage import Part, Stage
 from dashboards.drill.traffic import Shape, Traffic
 from dashboards.drill.worker import GB, MB, Worker
+from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 from veloxquant_mlx.memory.journal import ALLOCATE, FREE_ALL
 
@@ -85,8 +86,8 @@ def block_size_too_large(stage: Stage) -> None:
     def chat() -> Part:
         owner, n_tokens = stage.fresh_id("chat"), int(stage.random.uniform(60, 140))
         try:
-            keys, values = pool.allocate_kv(n_tokens, owner)
-        except RuntimeError:
+            pool.allocate_kv(n_tokens, owner)
+        except BlockPoolExhaustedError:
             return
         yield stage.random.uniform(0.5, 1.5) * mean_s
         pool.free_all(owner)
@@ -471,6 +472,7 @@ INCIDENTS: Final = (
         alert="VeloxQuantExporterAbsent",
         begins_s=0,
         within_s=12 * MINUTE,
+        says=(r"never configured",),
     ),
     Scenario(
         name="benchmark-regresses",

@@ -18,7 +18,7 @@ from dashboards.drill.rules import Rules
 from dashboards.drill.scenario import Scenario
 from dashboards.drill.series import Series
 
-__all__ = ["Said", "ask", "expectations", "questions", "rule_test"]
+__all__ = ["Said", "ask", "expectations", "questions", "rule_test", "unmet"]
 
 TIMEOUT_S: Final = 120
 # Rules are evaluated so often; it is what promtool takes its time for.
@@ -61,22 +61,37 @@ def rule_test(scenario: Scenario, series: Series, rules: Rules, more: list[str])
     return "\n".join([*lines, *more]) + "\n"
 
 
-def expectations(scenario: Scenario) -> list[str]:
-    """The right alert has fired in time, and no other but companions ever did."""
+def expected(scenario: Scenario) -> list[tuple[str, int, list[float]]]:
+    """Expressions, when they are evaluated, and their values: right in time, and nothing else."""
+    every = f"{scenario.interval_s}s"
     allowed = "|".join(filter(None, (scenario.alert, *scenario.companions)))
-    others = (
-        f'count by (alertname)(count_over_time(ALERTS{{alertstate="firing",alertname!~"{allowed}"}}'
-        f"[{scenario.seconds}s:{scenario.interval_s}s]))"
-    )
-    lines = ["    promql_expr_test:", *_expect(others, scenario.seconds, [])]
+    others = f'ALERTS{{alertstate="firing",alertname!~"{allowed}"}}[{scenario.seconds}s:{every}]'
+    found: list[tuple[str, int, list[float]]] = [
+        (f"count by (alertname)(count_over_time({others}))", scenario.seconds, [])
+    ]
     if scenario.alert is not None:
-        at_s = scenario.begins_s + scenario.within_s
         right = f'ALERTS{{alertstate="firing",alertname="{scenario.alert}"}}'
-        before = f"count(count_over_time({right}[{scenario.begins_s}s:{scenario.interval_s}s]))"
-        lines += _expect(before, scenario.begins_s, [])
-        within = f"count(count_over_time({right}[{at_s}s:{scenario.interval_s}s])) > bool 0"
-        lines += _expect(within, at_s, [1.0])
+        begin_s, at_s = scenario.begins_s, scenario.begins_s + scenario.within_s
+        if begin_s:
+            found.append((f"count(count_over_time({right}[{begin_s}s:{every}]))", begin_s, []))
+        within = f"count(count_over_time({right}[{at_s}s:{every}])) > bool 0"
+        found.append((within, at_s, [1.0]))
+    return found
+
+
+def expectations(scenario: Scenario) -> list[str]:
+    """Lines of `expected`."""
+    lines = ["    promql_expr_test:"]
+    for expr, at_s, values in expected(scenario):
+        lines += _expect(expr, at_s, values)
     return lines
+
+
+def unmet(scenario: Scenario, said: Said) -> list[str]:
+    """Expectations that promtool says are not met."""
+    return [
+        expr for expr, _, _ in expected(scenario) if f"expr: {json.dumps(expr)}" in said.failures
+    ]
 
 
 def questions(scenario: Scenario) -> list[str]:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dashboards.drill.promtool import Said, ask, expectations, questions, rule_test
+from dashboards.drill.promtool import Said, ask, expectations, questions, rule_test, unmet
 from dashboards.drill.rules import Rules
 from dashboards.drill.scenario import Scenario
 from dashboards.drill.series import Series
@@ -73,6 +73,9 @@ def judge(played: Play, rules: Rules, folder: Path) -> Verdict:
         wrong.append(f"promtool: {said.failures}")
     wrong += _wrong(scenario, said)
     wrong += _too_late(played, said)
+    # Two readings of the same: promtool's own, and that of what it printed.
+    if not wrong:
+        wrong += [f"promtool expects otherwise: {expr}" for expr in unmet(scenario, said)]
     since = {name: at_s - scenario.begins_s for name, at_s in said.fired_s.items()}
     return Verdict(scenario, since, tuple(wrong))
 
@@ -115,10 +118,8 @@ def _too_late(played: Play, said: Said) -> list[str]:
     if rose_s is None:
         return [f"{scenario.before} never rises"]
     if rose_s - fired_s < scenario.ahead_s:
-        return [
-            f"{scenario.alert} fires {(rose_s - fired_s) / 60:.0f} min before "
-            f"{scenario.before} rises, not {scenario.ahead_s / 60:.0f}"
-        ]
+        ahead = f"{(rose_s - fired_s) / 60:.0f} min before {scenario.before} rises"
+        return [f"{scenario.alert} fires {ahead}, not {scenario.ahead_s / 60:.0f}"]
     return []
 
 

@@ -108,10 +108,12 @@ class Worker:
         """Make a pool and watch it.
 
         Args:
-            n_blocks, block_size, config: As for `PoolConfig`.
+            n_blocks: As for `PoolConfig`.
             name: Label `pool`.
+            block_size: As for `PoolConfig`.
             storage: Makes its storage; None reckons the bytes.
             prepare: Called with the pool before it is watched.
+            **config: The rest of a `PoolConfig`.
         """
         pool = BlockPoolAllocator(PoolConfig(n_blocks=n_blocks, block_size=block_size, **config))
         if prepare is not None:
