@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from veloxquant_mlx.serving.accounting import Accounting
 from veloxquant_mlx.serving.batch_watch import BatchWatch, ServerWatch
 from veloxquant_mlx.serving.census import Census
 from veloxquant_mlx.serving.events import Listener, Seams
@@ -60,9 +61,10 @@ class Watch:
 
     Args:
         census: Whether to keep count of the live caches.
+        accounting: What charges them to a pool, if anything.
     """
 
-    def __init__(self, *, census: bool = True) -> None:
+    def __init__(self, *, census: bool = True, accounting: Accounting | None = None) -> None:
         self.seams = Seams()
         self.patcher = Patcher(POINTS, self.seams)
         self._census = Census() if census else None
@@ -76,11 +78,16 @@ class Watch:
         self.seams.add(*parts, self._warning)
         if self._census is not None:
             self.seams.add(self._census)
+        self.accounting = accounting
+        if accounting is not None:
+            self.seams.add(*accounting.listeners)
+            accounting.needs(self.patcher.hooks)
 
     def start(self) -> None:
         """Put the hooks in place, and this program into every snapshot."""
         self.patcher.install()
-        set_program_source(self.snapshot)
+        accounting = self.accounting
+        set_program_source(self.snapshot, None if accounting is None else accounting.refresh)
         atexit.register(self._warning.warn)
 
     def stop(self) -> None:
@@ -88,6 +95,8 @@ class Watch:
         atexit.unregister(self._warning.warn)
         set_program_source(None)
         self.patcher.remove()
+        if self.accounting is not None:
+            self.accounting.close()
 
     def snapshot(self) -> ProgramSnapshot:
         """The program now. What cannot be read is left out and counted."""
@@ -109,6 +118,7 @@ class Watch:
             decode_batch=self._batches.rows(),
             generation_thread_alive=self._read("server", self._server.alive, None),
             weights_bytes=self._weights.total_bytes(),
+            account=None if self.accounting is None else self.accounting.snapshot(),
             hook_errors={**dict.fromkeys(hooks, 0), **self.seams.errors},
         )
 
@@ -123,7 +133,7 @@ class Watch:
 _current: list[Watch] = []
 
 
-def watch(*, census: bool = True) -> Watch:
+def watch(*, census: bool = True, accounting: Accounting | None = None) -> Watch:
     """Look on at what this process does with mlx-lm from now on; asked again, the same one.
 
     Call it before mlx-lm is imported: objects that exist already are not seen. It imports nothing
@@ -131,9 +141,10 @@ def watch(*, census: bool = True) -> Watch:
 
     Args:
         census: Whether to keep count of the live caches.
+        accounting: What charges them to a pool, if anything.
     """
     if not _current:
-        new = Watch(census=census)
+        new = Watch(census=census, accounting=accounting)
         new.start()
         _current.append(new)
     return _current[0]

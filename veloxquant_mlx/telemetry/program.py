@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from veloxquant_mlx.telemetry.histogram import HistogramSnapshot
 
-__all__ = ["CacheCensus", "ProgramSnapshot", "PromptCacheSnapshot", "RequestsSnapshot"]
+__all__ = ["AccountSnapshot", "CacheCensus", "ProgramSnapshot", "PromptCacheSnapshot", "RequestsSnapshot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,23 @@ class RequestsSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccountSnapshot:
+    """What a pool that only keeps account of the program's caches cannot tell of itself.
+
+    Attributes:
+        pool: Its label.
+        excess_blocks: Blocks that caches take up beyond what the pool could be charged.
+        excess_blocks_total: Blocks by which that rose, all together.
+        enforced: Whether requests are sent away that arrive over budget.
+    """
+
+    pool: str = ""
+    excess_blocks: int = 0
+    excess_blocks_total: int = 0
+    enforced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSnapshot:
     """One watched program at one moment.
 
@@ -104,6 +121,7 @@ class ProgramSnapshot:
         decode_batch: Rows a decoding step had, one observation a step.
         generation_thread_alive: Of the server; None in a program that has none.
         weights_bytes: Bytes of the parameters of the models that are loaded; None before the first.
+        account: Of the pool that the caches are charged to; None without one.
     """
 
     mlx_lm: str = ""
@@ -116,6 +134,7 @@ class ProgramSnapshot:
     decode_batch: HistogramSnapshot | None = None
     generation_thread_alive: bool | None = None
     weights_bytes: int | None = None
+    account: AccountSnapshot | None = None
 
     @property
     def kv_bytes(self) -> int | None:

@@ -32,7 +32,7 @@ from veloxquant_mlx.telemetry.process import (
     python_version,
     resident_bytes,
 )
-from veloxquant_mlx.telemetry.program_source import program_snapshot
+from veloxquant_mlx.telemetry.program_source import program_snapshot, refresh_program
 from veloxquant_mlx.telemetry.self_check import self_check
 from veloxquant_mlx.telemetry.table import MAX_POOLS, MAX_REMEMBERED, Table, check_name, free_name
 
@@ -112,6 +112,7 @@ class Registry:
     def collect(self) -> ProcessSnapshot:
         """This process now. A pool whose snapshot fails is left out and counted."""
         self._sweep()
+        self._guarded(refresh_program, None)
         table = self._table
         apart: list[PoolSnapshot] = []
         rest: list[PoolSnapshot] = []

@@ -47,6 +47,18 @@ DEFAULT_PORT: Final = 9464
     show_default="60, or OTEL_METRIC_EXPORT_INTERVAL",
     help="How often to push.",
 )
+@click.option(
+    "--pool",
+    "pool_text",
+    metavar="SETTINGS",
+    help="Charge plain KV caches to a pool, each request as an owner: blocks=N and, if wanted, "
+    "block-size=N, separate-kv=yes|no, grow=yes|no, max-blocks=N, name=TEXT.",
+)
+@click.option(
+    "--enforce",
+    is_flag=True,
+    help="With --pool: answer 503 to requests that arrive when it is over its budget.",
+)
 @click.option("--no-census", is_flag=True, help="Do not keep count of the live caches.")
 @click.option("--quiet", is_flag=True, help="Do not say where the metrics are.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -56,6 +68,8 @@ def command(
     directory: str | None,
     otlp_endpoint: str | None,
     otlp_interval_s: float | None,
+    pool_text: str | None,
+    enforce: bool,
     no_census: bool,
     quiet: bool,
     program: tuple[str, ...],
@@ -71,6 +85,10 @@ def command(
       vqmon run -- python -m mlx_lm server --model mlx-community/Llama-3.2-3B-Instruct-4bit
       vqmon run --port 9500 -- mlx_lm.generate --model M --prompt hello
       vqmon run --snapshot-dir /run/vqmon -- python serve.py
+      vqmon run --pool blocks=65536,block-size=16 --enforce -- mlx_lm.server --model M
+
+    The pool of --pool is an account, not a limit: a model call never fails for it. Over its budget
+    the server's prompt cache is emptied, oldest first, and what is still in excess is counted.
 
     The exit code is the program's; 1 if an output could not be started, 2 for a command that
     cannot be run here.
@@ -85,6 +103,7 @@ def command(
         raise click.UsageError(str(error)) from None
     if port is None and directory is None and otlp_endpoint is None:
         port = DEFAULT_PORT
+    accounting = _accounting(pool_text, enforce)
     settings = OutputSettings(
         port=port,
         host=host,
@@ -98,7 +117,7 @@ def command(
         raise click.ClickException(str(error)) from None
     if not quiet:
         click.echo(f"vqmon: metrics at {', '.join(outputs.places)}", file=sys.stderr)
-    watched = watch(census=not no_census)
+    watched = watch(census=not no_census, accounting=accounting)
 
     def run() -> None:
         from veloxquant_exporters.run import execute
@@ -107,3 +126,17 @@ def command(
 
     # Outside of click, which would catch what the program raises.
     return run
+
+
+def _accounting(text: str | None, enforce: bool) -> Any:
+    """What charges the program to a pool of these settings; None without them."""
+    from veloxquant_mlx.serving.accounting import PoolSettings, account_for
+
+    if text is None:
+        if enforce:
+            raise click.UsageError("--enforce needs --pool blocks=...: the budget to enforce")
+        return None
+    try:
+        return account_for(PoolSettings.parse(text), enforce=enforce)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--pool") from None

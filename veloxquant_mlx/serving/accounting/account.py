@@ -64,12 +64,13 @@ class Account:
             self._forget()
             pool.free_all(self.owner)  # constant time
             return
-        freed = self._k[self.n_wanted :] + self._v[self.n_wanted :]
-        del self._k[self.n_wanted :], self._v[self.n_wanted :]
-        self._tell_filled(pool)
+        size = pool.config.block_size
+        # Told first: inside of a pool call (a signal handler) this raises, and nothing has changed.
+        self._tell_filled(pool, self.n_wanted * size)
         # A freed block takes its slots from the fill: those that were told empty, as full.
-        pool.add_filled(surplus * pool.config.block_size, *self._leases)
-        pool.free_held(freed, *self._leases)
+        pool.add_filled(surplus * size, *self._leases)
+        pool.free_held(self._k[self.n_wanted :] + self._v[self.n_wanted :], *self._leases)
+        del self._k[self.n_wanted :], self._v[self.n_wanted :]
 
     def take(self, pool: BlockPoolAllocator, n: int) -> bool:
         """Charge `n` more blocks in each stream, of which the caller knows that they are free.
@@ -78,9 +79,7 @@ class Account:
             False if they were not after all; nothing was changed.
         """
         try:
-            k, v = pool.allocate_kv(
-                n * pool.config.block_size, self.owner, self.format, n_filled=0
-            )
+            k, v = pool.allocate_kv(n * pool.config.block_size, self.owner, self.format, n_filled=0)
         except BlockPoolExhaustedError:
             return False
         self._leases = (k[0].lease, v[0].lease)
@@ -91,13 +90,13 @@ class Account:
     def tell(self, pool: BlockPoolAllocator) -> None:
         """Let the pool know the fill, and whether a prompt cache keeps it, if that changed."""
         if self._k:
-            self._tell_filled(pool)
+            self._tell_filled(pool, len(self._k) * pool.config.block_size)
             if self._cached_told != self.is_cached:
-                self._cached_told = self.is_cached
                 pool.mark_cached(self.owner, cached=self.is_cached)
+                self._cached_told = self.is_cached
 
-    def _tell_filled(self, pool: BlockPoolAllocator) -> None:
-        filled = min(self.n_filled, len(self._k) * pool.config.block_size)
+    def _tell_filled(self, pool: BlockPoolAllocator, most: int) -> None:
+        filled = min(self.n_filled, most)
         if filled != self._filled_told:
             pool.add_filled(filled - self._filled_told, *self._leases)
             self._filled_told = filled

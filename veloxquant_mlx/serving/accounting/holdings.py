@@ -172,7 +172,7 @@ class Holdings:
         """Enter what `holding` takes up now."""
         cache = holding.ref()
         keys = getattr(cache, "keys", None)
-        if keys is None:  # ended, empty, or not made whole yet
+        if cache is None or keys is None:  # ended, empty, or not made whole yet
             holding.capacity = holding.n_bytes = 0
             self._ledger.put(holding, (), 0, 0)
             return

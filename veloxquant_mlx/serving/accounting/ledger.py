@@ -55,14 +55,13 @@ class Ledger:
         self._changed: dict[Account, None] = {}
         self._short: dict[Account, None] = {}
         self._cached: dict[Account, None] = {}
+        self._charged: dict[Account, None] = {}
 
     def open(self, kind: str = "request", *, is_claimed: bool = False) -> Account:
         """An account that has nothing yet; it ends with the last share that names it."""
         return Account(f"{kind}-{next(self._numbers)}", is_claimed=is_claimed)
 
-    def put(
-        self, share: Share, rows: tuple[Account, ...], n_blocks: int, n_filled: int
-    ) -> None:
+    def put(self, share: Share, rows: tuple[Account, ...], n_blocks: int, n_filled: int) -> None:
         """Let `share` be this from now on."""
         if (rows, n_blocks, n_filled) == (share.rows, share.n_blocks, share.n_filled):
             return
@@ -93,7 +92,10 @@ class Ledger:
         self._changed = {}
         for account in self._short:
             account.give_back(self.pool)
-            if not account.n_wanted:
+            if account.n_wanted:
+                self._charged[account] = None
+            else:
+                self._charged.pop(account, None)
                 self._cached.pop(account, None)
         for account in self._short:
             n = min(account.n_short, room(self.pool)) if account.n_short else 0
@@ -109,9 +111,14 @@ class Ledger:
         self._counted = self.n_excess
 
     @property
-    def n_changed(self) -> int:
-        """Accounts that are to be settled."""
-        return len(self._changed)
+    def is_over(self) -> bool:
+        """Whether there is an excess that was not counted yet, or that an eviction might lower."""
+        return self.n_excess > self._counted or bool(self.n_excess and self._cached)
+
+    @property
+    def n_running(self) -> int:
+        """Accounts that take up something and are kept by no prompt cache."""
+        return len(self._charged) - len(self._cached)
 
     def n_cached(self) -> int:
         """Blocks over both streams that are charged to what a prompt cache keeps."""

@@ -36,14 +36,18 @@ class PoolSettings:
         for part in text.split(","):
             key, equals, value = (word.strip() for word in part.partition("="))
             if key not in KEYS or not equals or not value:
-                raise ValueError(f"{part.strip()!r} is none of {', '.join(KEYS)}, with = and a value")
+                raise ValueError(
+                    f"{part.strip()!r} is none of {', '.join(KEYS)}, with = and a value"
+                )
             if key in given:
                 raise ValueError(f"{key} is given twice")
             given[key] = value
         if "blocks" not in given:
             raise ValueError("blocks=... must be given: the budget, in blocks")
         if "max-blocks" in given and not _flag("grow", given.setdefault("grow", "yes")):
-            raise ValueError("max-blocks=... says how far the pool may grow, and grow=no that it may not")
+            raise ValueError(
+                "max-blocks=... says how far the pool may grow, and grow=no that it may not"
+            )
         values = {key: KEYS[key](key, value) for key, value in given.items()}
         name = values.pop("name", None)
         config = PoolConfig(**{_FIELDS[key]: value for key, value in values.items()})  # type: ignore[arg-type]
