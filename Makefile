@@ -32,9 +32,10 @@ fmt: setup-dev ## format the code, and mend what ruff can mend
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-lint: setup-dev ## check style and formatting
+lint: setup-dev ## check style, formatting and spelling
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/codespell
 
 type: setup-dev ## check the types, with mypy and with pyright
 	@$(BIN)/mypy
