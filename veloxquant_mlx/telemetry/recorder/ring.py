@@ -109,7 +109,9 @@ class Ring:
     def sampled(self, sample: Sample) -> None:
         """Keep what a timed call took."""
         operation = OPERATIONS.index(sample.slot.operation)
-        self._samples.append(Sampled(sample.now_ns, operation, sample.n_blocks, sample.took_ns))
+        self._samples.append(
+            Sampled(sample.now_ns, operation, sample.n_blocks, max(0, sample.took_ns))
+        )
 
     # -- taken off ------------------------------------------------------------------------------
 
