@@ -204,6 +204,13 @@ class Recorder:
         write_ring(path, self._source, taken, snapshot, reason)
         return path
 
+    def flush(self) -> None:
+        """Write to the continuous file, if there is one, what happened so far."""
+        with self._writing:
+            self._flush_due_s = 0.0
+            if self._file is not None:
+                self._guarded("write", self._go_on_writing)
+
     # -- the recorder's thread ------------------------------------------------------------------
 
     def keep(self) -> None:
