@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -543,7 +543,7 @@ def test_a_real_prometheus_with_an_exporter_of_ours(tmp_path: Path) -> None:
 
 
 @contextmanager
-def api(answers: dict[str, object]) -> Iterator[str]:
+def api(answers: Mapping[str, object]) -> Iterator[str]:
     """A server that answers a Prometheus API call as told; its address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -598,7 +598,7 @@ HEALTHY = {
 }
 
 
-def rules(*changes: dict[str, object]) -> dict[str, object]:
+def rules(*changes: Mapping[str, object]) -> dict[str, object]:
     """All rules of ours as a server gives them, the first ones changed."""
     names = sorted(set().union(*rule_names().values()))
     rows: list[dict[str, object]] = [{"name": name, "health": "ok"} for name in names]

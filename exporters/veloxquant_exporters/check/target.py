@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,6 +20,9 @@ __all__ = ["STDIN", "Checked", "check"]
 
 STDIN: Final = "-"
 _SNAPSHOT_START: Final = b'{"header":'
+# As of `veloxquant_mlx.telemetry.trace.schema`, which need not be loaded to look at a page.
+_TRACE_START: Final = b"VQTRACE"
+_TRACE_SUFFIX: Final = ".vqtrace"
 
 Kind = Literal["page", "folder", "snapshot", "trace", "nothing"]
 
@@ -64,7 +67,7 @@ def check(target: str, *, watch_s: float = 0.0) -> Checked:
     try:
         mode = os.stat(target).st_mode  # noqa: PTH116 - a path that is none raises here, too
         if stat.S_ISDIR(mode):
-            return _folder(check_directory(target, watch_s=watch_s))
+            return _folder(target, watch_s)
         if not stat.S_ISREG(mode):
             return _nothing(f"{target} is neither a file nor a folder")
         return _file(target)
@@ -82,13 +85,36 @@ def _nothing(what: str) -> Checked:
     return Checked("nothing", "", (Finding("problem", printable(what), "", fix),))
 
 
-def _folder(report: DirectoryReport) -> Checked:
-    return Checked("folder", "", tuple(folder_findings(report)), report)
+def _folder(path: str, watch_s: float) -> Checked:
+    """Snapshot files, and traces that lie among them or alone."""
+    report = check_directory(path, watch_s=watch_s)
+    traces = [file.name for file in report.files if file.name.endswith(_TRACE_SUFFIX)]
+    if not traces:
+        return Checked("folder", "", tuple(folder_findings(report)), report)
+    report = replace(report, files=tuple(file for file in report.files if file.name not in traces))
+    findings = list(folder_findings(report)) if report.files else []
+    found = {name: _trace(os.path.join(path, name)) for name in traces}  # noqa: PTH118 - any bytes
+    for name, trace in found.items():
+        first = [Finding("ok", trace.summary)] if trace.summary else []
+        for finding in (*first, *trace.findings):
+            text = finding.what if name in finding.what else f"{name}: {finding.what}"
+            findings.append(replace(finding, what=printable(text)))
+    traces_of = {name: trace.more.get("trace") for name, trace in found.items()}
+    return Checked("folder", "", tuple(findings), report, {"traces": traces_of})
+
+
+def _trace(path: str) -> Checked:
+    from veloxquant_exporters.check.trace import check_trace
+
+    found = check_trace(Path(path))
+    return Checked("trace", found.summary, found.findings, more={"trace": found.header})
 
 
 def _file(path: str) -> Checked:
     with Path(path).open("rb") as file:
         start = file.read(len(_SNAPSHOT_START))
+        if start.startswith(_TRACE_START) or path.endswith(_TRACE_SUFFIX):
+            return _trace(path)
         if start == _SNAPSHOT_START:
             report = DirectoryReport((check_file(path),))
             return Checked("snapshot", "", tuple(folder_findings(report)), report)

@@ -32,7 +32,8 @@ def command(target: str, watch_s: float, as_json: bool) -> int:
 
     A page is given by its address, as a saved file, or as - on standard input: is it well-formed,
     does it hold what the catalogue of metrics says, do its values add up? A folder is the one that
-    processes publish into: can all files be read, does every process live?
+    processes publish into: can all files be read, does every process live? A trace: is it whole,
+    were calls lost, could a pool have done what it says?
 
     \b
     Exit codes: 0 if there is no problem (warnings there may be), 1 if there is one.
@@ -40,6 +41,7 @@ def command(target: str, watch_s: float, as_json: bool) -> int:
     \b
     Example: vqmon check http://127.0.0.1:9464/metrics --watch 15
     Example: vqmon check /run/veloxquant --watch 3
+    Example: vqmon check incident.vqtrace
     Example: curl -s http://127.0.0.1:9465/metrics | vqmon check -
     """  # noqa: D301 - \b is click's mark for lines that stay as they are
     from veloxquant_exporters.check import check

@@ -66,6 +66,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "check": Entry(
         f"{_HERE}.check",
         "Lint a metrics page, a snapshot folder or a trace.",
+        ("cli", "trace"),
     ),
     "bench": Entry(
         f"{_HERE}.bench",
