@@ -57,7 +57,6 @@ class Contended:
         self._lock = lock
         self.release = lock.release
         self._is_owned = lock._is_owned
-        self.__exit__ = lock.__exit__
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Wait one's turn."""

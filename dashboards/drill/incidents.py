@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from dashboards.drill.benchmark_pages import regressed_page
 from dashboards.drill.faults import Contended, slow_down
@@ -159,7 +159,7 @@ def lock_contention(stage: Stage) -> None:
     lock = Contended(0.0, 5_000_000, stage.random)
 
     def prepare(pool: BlockPoolAllocator) -> None:
-        pool._lock = lock
+        pool._lock = cast("Any", lock)
 
     def begin() -> None:
         lock.share = 0.3

@@ -71,9 +71,10 @@ def expected(scenario: Scenario) -> list[tuple[str, int, list[float]]]:
     ]
     if scenario.alert is not None:
         right = f'ALERTS{{alertstate="firing",alertname="{scenario.alert}"}}'
-        begin_s, at_s = scenario.begins_s, scenario.begins_s + scenario.within_s
-        if begin_s:
-            found.append((f"count(count_over_time({right}[{begin_s}s:{every}]))", begin_s, []))
+        before_s = scenario.begins_s - scenario.interval_s
+        at_s = scenario.begins_s + scenario.within_s
+        if before_s > 0:
+            found.append((f"count(count_over_time({right}[{before_s}s:{every}]))", before_s, []))
         within = f"count(count_over_time({right}[{at_s}s:{every}])) > bool 0"
         found.append((within, at_s, [1.0]))
     return found

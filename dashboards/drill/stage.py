@@ -20,7 +20,7 @@ JOB: Final = "veloxquant"
 # A part is played by a generator that yields for how many seconds it sleeps.
 Part = Iterator[float]
 
-_Kept = TypeVar("_Kept", bound=contextlib.AbstractContextManager[Any])
+_Kept = TypeVar("_Kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Stage:
         """Seconds since the beginning."""
         return CLOCK.wall_s()
 
-    def keep(self, resource: _Kept) -> _Kept:
+    def keep(self, resource: contextlib.AbstractContextManager[_Kept]) -> _Kept:
         """Enter `resource` now; `close` leaves it."""
         return self._kept.enter_context(resource)
 
