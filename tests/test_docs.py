@@ -23,6 +23,7 @@ RUN_SHELL = (
     "docs/getting-started.md",
     "docs/howto/grafana.md",
     "docs/howto/bench-an-allocator.md",
+    "docs/howto/traces.md",
 )
 RUN_PYTHON = ("README.md", "docs/concepts.md", "docs/migrating.md", "docs/howto/watch-a-pool.md")
 
