@@ -254,7 +254,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
             busy = [label.format(name) in body for name in ("api", "worker-0")]
             return body if all(busy) and "storage_bytes{" in body else None
 
-        body = wait_for(both, "two busy processes on the page")
+        body = wait_for(both, "two busy processes on the page") or ""
     labels: dict[str, set[str]] = {}
     for name, pairs in series_of(body):
         labels.setdefault(name, {"job", "instance"}).update(key for key, _ in pairs)
