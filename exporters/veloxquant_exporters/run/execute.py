@@ -55,10 +55,11 @@ def _run(program: Program, main: ModuleType, shared: Collection[str]) -> None:
     elif program.kind == "code":
         sys.argv[:] = ["-c", *program.arguments]
         _put_first("")
-        exec(compile(program.target, "<string>", "exec"), main.__dict__)  # noqa: S102
+        main.__dict__["__loader__"] = importlib.machinery.BuiltinImporter
+        exec(_compile(program.target, "<string>"), main.__dict__)  # noqa: S102
     else:
         sys.argv[:] = [program.target, *program.arguments]
-        _run_script(program.target, main)
+        _run_script(os.path.abspath(program.target), main)  # noqa: PTH100 - as Python does
 
 
 def _put_first(entry: str) -> None:
@@ -133,7 +134,7 @@ def _main_block(spec: importlib.machinery.ModuleSpec) -> CodeType:
     source = spec.loader.get_source(spec.name)  # type: ignore[attr-defined]
     tree = ast.parse(source or "", spec.origin or "<string>")
     tree.body = [node for node in tree.body if _asks_for_main(node)]
-    return compile(tree, spec.origin or "<string>", "exec")
+    return compile(tree, spec.origin or "<string>", "exec", dont_inherit=True)
 
 
 def _asks_for_main(node: ast.stmt) -> bool:
@@ -180,7 +181,11 @@ def _compiled(path: str) -> CodeType:
             f"[Errno {error.errno}] {error.strerror}\n"
         )
         sys.exit(2)
-    # Ours must not reach into the program: no annotations that are text.
+    return _compile(source, path)
+
+
+def _compile(source: str | bytes, path: str) -> CodeType:
+    # What this file has from __future__ must not reach into the program.
     return compile(source, path, "exec", dont_inherit=True)
 
 
@@ -216,4 +221,4 @@ def _theirs(trace: TracebackType | None) -> TracebackType | None:
     rest = trace
     while rest is not None and rest.tb_frame.f_code.co_filename in ours:
         rest = rest.tb_next
-    return rest if rest is not None else trace
+    return rest
