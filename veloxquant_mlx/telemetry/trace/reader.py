@@ -283,7 +283,9 @@ class _Loading:
         for one in sequence(raw, "snapshots"):
             snapshot = mapping(one, "a snapshot")
             at_ns = integer(snapshot.get("at_ns"), "a snapshot's time", 0, MAX_NS)
-            self._snapshots.append(Snapshot(at_ns, mapping(snapshot.get("pool"), "a snapshot")))
+            document = mapping(snapshot.get("pool"), "a snapshot")
+            pool = mapping(document.get("snapshot"), "a snapshot")
+            self._snapshots.append(Snapshot(at_ns, pool, document))
 
     # -- all of it ------------------------------------------------------------------------------
 

@@ -70,10 +70,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The pool's snapshot at a moment, as `snapshot_json.pool_to_dict` gives it."""
+    """The pool's snapshot at a moment.
+
+    Attributes:
+        at_ns: Since the beginning.
+        pool: The fields of `PoolSnapshot` as JSON values.
+        document: What `snapshot_json.pool_from_dict` takes, with which `pool` came.
+    """
 
     at_ns: int
     pool: Mapping[str, Any]
+    document: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
