@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -282,3 +283,25 @@ def test_every_pool_metric_is_on_a_board_or_in_a_rule() -> None:
     later = ("veloxquant_program_", "veloxquant_mlx_memory_", "veloxquant_process_")
     unseen = {m.name for m in CATALOGUE if m.name not in text and not m.name.startswith(later)}
     assert unseen <= set(exceptions)
+
+
+def test_pictures_are_drawn_only_where_the_tool_is() -> None:
+    """Without it the script says what is missing; CI needs neither."""
+    environment = {k: v for k, v in os.environ.items() if k != "VELOXQUANT_BOARDS_TOOL"}
+    script = ROOT / "scripts" / "shoot-boards"
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "VELOXQUANT_BOARDS_TOOL" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@each_board
+def test_each_board_has_a_picture_of_either_theme(file: Path) -> None:
+    """Small enough for a page, and shown in the docs."""
+    page = (ROOT / "docs" / "dashboards.md").read_text("utf-8")
+    for theme in ("dark", "light"):
+        picture = ROOT / "docs" / "pictures" / "boards" / f"{file.stem}-{theme}.png"
+        assert picture.stat().st_size < 250_000
+        assert f"pictures/boards/{picture.name}" in page
