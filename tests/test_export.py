@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 import venv
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -327,21 +327,24 @@ def test_an_installed_wheel_exports_the_same(
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
     (wheel,) = tmp_path.glob("*.whl")
-    # As an installer puts it: a pure wheel is unpacked into site-packages. click is the one library
-    # that the command needs; it is taken from here, so that no package index is asked.
     venv.create(tmp_path / "env", with_pip=False)
+    python = tmp_path / "env" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "install", "-q", "--no-deps", "--no-index", str(wheel)],
+        capture_output=True,
+        check=True,
+    )
+    # click is the one library that the command needs; from here, so that no index is asked.
     (site,) = (tmp_path / "env").glob("lib/python3*/site-packages")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
     assert click.__file__ is not None
     shutil.copytree(Path(click.__file__).parent, site / "click")
+    alone = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     for what in ("dashboards", "rules"):
-        code = (
-            f"from veloxquant_exporters.cli import main; main(['export', {what!r}, 'out/{what}'])"
-        )
         done = subprocess.run(
-            [str(tmp_path / "env" / "bin" / "python"), "-I", "-W", "error", "-c", code],
+            [str(tmp_path / "env" / "bin" / "vqmon"), "export", what, f"out/{what}"],
             cwd=tmp_path,
+            env=alone,
             capture_output=True,
             text=True,
             check=False,

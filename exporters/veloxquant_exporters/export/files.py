@@ -44,7 +44,9 @@ def write_files(directory: Path, files: Mapping[str, str], *, force: bool) -> li
         ExportError: A file holds another text and `force` is not given: then nothing is written.
             Or the system refuses a file: then those before it are written.
     """
-    states = {name: _state(directory / name, text) for name, text in files.items()}
+    states: dict[str, Status] = {
+        name: _state(directory / name, text) for name, text in files.items()
+    }
     differing = [name for name, state in states.items() if state == "replaced"]
     if differing and not force:
         more = len(differing) - _SHOWN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class LocalRunbooks:
     @property
     def base(self) -> str:
         """Their address: links to it work on this machine."""
-        return (self.directory.resolve() / "runbooks").as_uri()
+        return (Path(os.path.realpath(self.directory)) / "runbooks").as_uri()
 
     def files(self) -> dict[str, str]:
         """The copies: text by path within the folder."""
