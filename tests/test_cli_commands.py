@@ -100,7 +100,8 @@ def test_options_and_arguments_are_explained(path: str) -> None:
     for param in FOUND[path].params:
         if isinstance(param, click.Option):
             assert param.help, f"{path}: option {param.opts[0]} needs a help"
-            assert param.help.endswith((".", "?")), f"{path}: {param.opts[0]}: help ends in a dot"
+            text = re.sub(r"\s*\[default: .*\]$", "", param.help)
+            assert text.endswith((".", "?")), f"{path}: {param.opts[0]}: help ends in a dot"
 
 
 @each_command
@@ -185,6 +186,49 @@ def folder(tmp_path: Path) -> Path:
     """A snapshot folder with one dead process."""
     put(tmp_path / "snapshots", a_file())
     return tmp_path / "snapshots"
+
+
+READERS = sorted(
+    path
+    for path, command in FOUND.items()
+    if COMMANDS[path.split()[1]].reads
+    and not isinstance(command, click.Group)
+    and any(isinstance(param, click.Argument) for param in command.params)
+    and not path.startswith("vqmon export ")  # these name where to write
+)
+
+
+@pytest.mark.parametrize("path", READERS)
+@pytest.mark.parametrize("what", ["missing", "loop", "garbage", "nothing"])
+def test_a_path_that_is_not_what_is_read_is_one_line(
+    path: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Code 1, the name in it, and no traceback, in each command that reads something."""
+    target = tmp_path / what
+    if what == "loop":
+        target.symlink_to(target)
+    elif what in ("garbage", "nothing"):
+        target.write_bytes(b"\x1b\0garbage" if what == "garbage" else b"")
+    flags = ["--once"] if "--once" in {o for p in FOUND[path].params for o in p.opts} else []
+    assert run([*path.split()[1:], str(target), *flags]) == 1
+    said = capsys.readouterr()
+    (line,) = (said.err or said.out).splitlines()
+    assert what in line or what in ("garbage", "nothing")
+    assert "Errno" not in line
+    assert "\x1b" not in line
+
+
+def test_a_folder_to_write_into_that_is_none_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file, a link in a circle, and below a file."""
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for kind in ("dashboards", "rules"):
+        for target in ("file", "loop", "file/below"):
+            assert run(["export", kind, str(tmp_path / target)]) == 1
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.startswith(f"Error: {tmp_path / target}")
 
 
 @pytest.mark.parametrize(

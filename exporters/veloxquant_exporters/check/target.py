@@ -64,6 +64,8 @@ def check(target: str, *, watch_s: float = 0.0) -> Checked:
         return Checked("page", page.summary, tuple(page.findings))
     if target == STDIN:
         return _page(sys.stdin.buffer.read(MAX_BODY_BYTES + 1))
+    if not target:
+        return _nothing("nothing is named")
     try:
         mode = os.stat(target).st_mode  # noqa: PTH116 - a path that is none raises here, too
         if stat.S_ISDIR(mode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,7 @@ def _dashboards(
         runbook_base,
         lambda base: board_files(
             runbooks=base,
-            grafana_path=grafana_path or str(directory.resolve() / "dashboards"),
+            grafana_path=grafana_path or os.path.realpath(directory / "dashboards"),
         ),
         force=force,
         as_json=as_json,

@@ -51,7 +51,7 @@ def command(trace: Path, speed: str, rounds: int | None, as_json: bool) -> None:
         fault = disagreement(loaded)
         with quiet_collector():
             done = [replay_round(loaded, real=real) for _ in range(rounds or (1 if real else 5))]
-    except (TraceError, OSError) as error:
+    except TraceError as error:
         raise click.ClickException(str(error)) from error
     timings = summarize(done)
     late_ns = max(one.late_ns for one in done)

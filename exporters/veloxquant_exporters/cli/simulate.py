@@ -54,7 +54,7 @@ NUMBERS, SWITCHES = Numbers(), Switches()
 
 
 @click.command("simulate")
-@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("trace", type=click.Path(path_type=Path))
 @click.option(
     "--block-size",
     "block_sizes",
@@ -134,7 +134,7 @@ def command(
     taken to be rejected. `vqmon run` and `record` make traces.
 
     \b
-    Exit codes: 0 done, 1 the file is no trace, 2 wrong usage.
+    Exit codes: 0 done, 1 the file is no trace or cannot be read, 2 wrong usage.
 
     \b
     Example: vqmon simulate chat.vqtrace

@@ -51,7 +51,12 @@ CHECKS: Final = (
     Check("ports", "Ports", f"{_HERE}.ports"),
     Check("folder", "Snapshot folder", f"{_HERE}.folder"),
     Check("pools", "Pools", f"{_HERE}.pools", lambda settings: settings.snapshot_dir),
-    Check("prometheus", "Prometheus", f"{_HERE}.prometheus", lambda settings: settings.prometheus),
+    Check(
+        "prometheus",
+        "Prometheus",
+        f"{_HERE}.prometheus",
+        lambda settings: settings.prometheus is not None,
+    ),
 )
 
 

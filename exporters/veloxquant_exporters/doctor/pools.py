@@ -20,7 +20,10 @@ def find(settings: Settings) -> Iterator[Finding]:
 
     assert settings.snapshot_dir is not None
     n_pools = 0
-    for checked in check_directory(settings.snapshot_dir).files:
+    report = check_directory(settings.snapshot_dir)
+    if report.fault:
+        return  # as is said of the folder
+    for checked in report.files:
         if checked.file is None:
             continue
         process = checked.file.header.process

@@ -242,7 +242,9 @@ def _data_of(board: Board, empty: list[PanelQuery], there: set[str]) -> Finding:
         what += f"; none for {', '.join(dict.fromkeys(query.panel for query in empty))}"
         why = "no harm where nothing of the kind happened"
         if absent:
-            why = f"not on this server: {_some(absent)}; without a storage, MLX or an event, none is"
+            why = (
+                f"not on this server: {_some(absent)}; without a storage, MLX or an event, none is"
+            )
         return Finding("note", what, why)
     if _BENCHMARKS in board.title:
         return Finding(
