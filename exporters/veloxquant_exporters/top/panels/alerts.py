@@ -8,7 +8,7 @@ from typing import Final
 from rich.text import Text
 
 from veloxquant_exporters.top.board import AlertView, Board
-from veloxquant_exporters.top.panels.paint import cell, join, rule
+from veloxquant_exporters.top.panels.paint import cell, clean, join, rule
 from veloxquant_exporters.top.rules import HALF_JUDGED, NOT_JUDGED, RULES
 from veloxquant_exporters.top.units import duration
 
@@ -58,8 +58,8 @@ def alert_rows(alerts: Sequence[AlertView], width: int, selected: int | None = N
                 Text(mark, style=style),
                 cell(_state(alert), 15, style=style),
                 Text(name, style="bold"),
-                Text(about, style="cyan"),
-                Text(alert.detail),
+                Text(clean(about), style="cyan"),
+                Text(clean(alert.detail)),
             ]
         )
         if row.cell_len > width:

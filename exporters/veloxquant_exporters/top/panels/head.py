@@ -7,7 +7,7 @@ import time
 from rich.text import Text
 
 from veloxquant_exporters.top.board import Board
-from veloxquant_exporters.top.panels.paint import cell
+from veloxquant_exporters.top.panels.paint import cell, clean
 from veloxquant_exporters.top.units import amount, duration, percent, rate
 
 __all__ = ["head"]
@@ -55,7 +55,7 @@ def _sums(board: Board) -> Text:
         failed = sum(r.exhaustions for r in rates)
         text.append(f"  fail {rate(failed)}/s", style="bold red" if failed else "")
     if board.errors:
-        errors = ", ".join(f"{reason} {n}" for reason, n in sorted(board.errors.items()))
+        errors = ", ".join(f"{clean(reason)} {n}" for reason, n in sorted(board.errors.items()))
         text.append(f"  unread: {errors}", style="yellow")
     ages = [p.age_s for p in board.processes if p.age_s is not None and p.age_s > 10]
     if ages:

@@ -7,7 +7,7 @@ from typing import Final
 from rich.text import Text
 
 from veloxquant_exporters.top.board import MemoryView, ProcessView
-from veloxquant_exporters.top.panels.paint import parts_bar, rule
+from veloxquant_exporters.top.panels.paint import clean, parts_bar, rule
 from veloxquant_exporters.top.units import gigabytes, percent
 
 __all__ = ["memory"]
@@ -32,7 +32,7 @@ def memory(process: ProcessView | None, width: int) -> list[Text]:
     else:
         rows += [_account(found), _bar(found, width)]
     rows.append(_others(found))
-    rows += [Text(f"  {line}") for line in process.program]
+    rows += [Text(f"  {clean(line)}") for line in process.program]
     return rows
 
 

@@ -8,7 +8,18 @@ from typing import Final
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-__all__ = ["ASCII", "bar", "cell", "heat", "join", "lines", "parts_bar", "rule", "sparkline"]
+__all__ = [
+    "ASCII",
+    "bar",
+    "cell",
+    "clean",
+    "heat",
+    "join",
+    "lines",
+    "parts_bar",
+    "rule",
+    "sparkline",
+]
 
 _SHADES: Final = "▁▂▃▄▅▆▇█"
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
@@ -23,12 +34,14 @@ ASCII: Final = str.maketrans(
 )  # fmt: skip
 
 
-def cell(text: str, width: int, *, right: bool = False, style: str = "") -> Text:
-    """`text` in exactly `width` columns; what does not fit ends in an ellipsis.
+def clean(text: str) -> str:
+    """`text` with "?" for control characters: names that others chose must not move the cursor."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
-    Control characters of a name that others chose are shown as "?".
-    """
-    text = "".join(c if c.isprintable() else "?" for c in text)
+
+def cell(text: str, width: int, *, right: bool = False, style: str = "") -> Text:
+    """`text`, cleaned, in exactly `width` columns; what does not fit ends in an ellipsis."""
+    text = clean(text)
     if cell_len(text) > width:
         text = set_cell_size(text, max(width - 1, 0)) + "…" * (width > 0)
     space = " " * (width - cell_len(text))
@@ -73,6 +86,7 @@ def heat(share: float) -> str:
 
 def rule(title: str, width: int, more: str = "") -> Text:
     """A line across, with a title at its left and `more` at its right."""
+    title, more = clean(title), clean(more)
     text = Text(no_wrap=True)
     text.append("─ ", style="bright_black").append(title, style="bold")
     room = width - cell_len(title) - 3

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from veloxquant_exporters.top.board import Board, Latency, PoolView
 from veloxquant_exporters.top.panels.alerts import alert_rows
-from veloxquant_exporters.top.panels.paint import bar, cell, heat, join, rule, sparkline
+from veloxquant_exporters.top.panels.paint import bar, cell, clean, heat, join, rule, sparkline
 from veloxquant_exporters.top.panels.pools import pool_heat
 from veloxquant_exporters.top.units import amount, count, duration, gigabytes, percent, rate
 
@@ -142,7 +142,7 @@ def _blocks(pool: PoolView) -> list[Text]:
     rows = [join([_label("blocks"), text]), join([_label("integrity"), Text(faults, style=style)])]
     if pool.formats:
         stored = f"  stored in {gigabytes(pool.storage_bytes)}" * (pool.storage_bytes is not None)
-        formats = "  ".join(f"{tag} {n:,}" for tag, n in sorted(pool.formats.items()))
+        formats = "  ".join(f"{clean(tag)} {n:,}" for tag, n in sorted(pool.formats.items()))
         rows.append(join([_label("formats"), formats + stored]))
     return rows
 

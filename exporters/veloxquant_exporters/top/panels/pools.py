@@ -113,6 +113,9 @@ def _columns(pools: Sequence[PoolView], width: int) -> list[_Column]:
             break
         taken.append(column)
         left -= column.width + 1
+    if not taken:  # not even the name fits: its beginning then
+        taken = [replace(wanted[0], width=max(1, width - 2))]
+        wanted[0] = taken[0]
     growths = {"pool": longest, "process": process, "in use": 25, "lately": 40}
     shown = []
     for column in (column for column in wanted if column in taken):

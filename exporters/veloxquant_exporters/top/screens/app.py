@@ -47,6 +47,7 @@ class TopApp(App[int]):
     .-wide #side { display: block; }
     .-wide #pools { height: auto; max-height: 60%; }
     .-wide #alerts { height: 1fr; }
+    .-low #memory, .-low #alerts { display: none; }
     VerticalScroll { scrollbar-size-vertical: 1; }
     HelpScreen { align: center middle; }
     #help { width: 78; height: auto; max-height: 100%; border: round $accent; padding: 0 1;
@@ -109,10 +110,11 @@ class TopApp(App[int]):
     # -- actions --------------------------------------------------------------------------------
 
     def action_redraw(self) -> None:
-        """Draw the screens anew."""
-        for screen in self.screen_stack:
+        """Draw the screen in front anew, or the one that is seen behind the help."""
+        for screen in reversed(self.screen_stack):
             if isinstance(screen, Shown):
                 screen.redraw()
+                break
 
     async def action_quit(self) -> None:
         """End, with exit code 0."""

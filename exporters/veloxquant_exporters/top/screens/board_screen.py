@@ -27,6 +27,8 @@ __all__ = ["BoardScreen", "PoolPanel"]
 
 # Lines that the summary of a pool needs to be worth its place.
 SUMMARY_LINES = 4
+# Lines from which on the table has a title.
+ROOM_FOR_TITLE = 4
 
 
 class PoolPanel(Panel, can_focus=True):
@@ -47,7 +49,8 @@ class PoolPanel(Panel, can_focus=True):
         title = rule("pools", width, f"by {state.sort}")
         if not pools:
             return [title, empty(state.board)]
-        room = max(1, len(pools) if height is None else height - 2)
+        head = 1 if height is not None and height < ROOM_FOR_TITLE else 2
+        room = max(1, len(pools) if height is None else height - head)
         if len(pools) > room:
             self._scroll([pool.key for pool in pools], room)
             title = rule("pools", width, f"{self._place(len(pools), room)}, by {state.sort}")
@@ -55,7 +58,9 @@ class PoolPanel(Panel, can_focus=True):
             self._first = 0
         shown = pools[self._first : self._first + room]
         marked = state.pool
-        rows = [title, *table(shown, width, selected=marked.key if marked else None)]
+        rows = table(shown, width, selected=marked.key if marked else None)
+        if height is None or height >= ROOM_FOR_TITLE:
+            rows.insert(0, title)
         left = 0 if height is None else height - len(rows) - 1
         wide = self.screen.has_class("-wide")
         if marked is not None and left >= SUMMARY_LINES and not wide:
@@ -70,7 +75,7 @@ class PoolPanel(Panel, can_focus=True):
     def _place(self, n: int, room: int) -> str:
         return f"{self._first + 1}-{self._first + room} of {n}"
 
-    def on_click(self, event: events.Click) -> None:
+    async def on_click(self, event: events.Click) -> None:
         """Mark the pool that was clicked; it opens with a second click."""
         place = self._first + event.y - 2
         keys = [pool.key for pool in self._state.pools]
@@ -79,7 +84,7 @@ class PoolPanel(Panel, can_focus=True):
             self._state.selected = keys[place]
             self.app.action_redraw()  # type: ignore[attr-defined]
             if again:
-                self.app.run_action("open_pool")  # type: ignore[unused-coroutine]
+                await self.app.run_action("open_pool")
 
     def on_mouse_scroll_down(self) -> None:
         """Mark the next pool."""
@@ -105,6 +110,7 @@ class BoardScreen(Shown):
         Binding("G", "app.move(1000000)", show=False),
     ]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (128, "-wide")]  # noqa: RUF012 - Textual's own form
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (18, "-high")]  # noqa: RUF012
 
     def compose(self) -> ComposeResult:
         """The panels."""

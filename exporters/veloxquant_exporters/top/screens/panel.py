@@ -30,6 +30,7 @@ class Panel(Widget):
     def __init__(self, draw: Draw, *, id: str | None = None) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
         self._draw = draw
+        self._n_lines = 0
 
     def render(self) -> Text:
         """The lines that fit."""
@@ -38,4 +39,10 @@ class Panel(Widget):
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         """As many lines as there are to show."""
-        return len(self._draw(width, None))
+        self._n_lines = len(self._draw(width, None))
+        return self._n_lines
+
+    def redraw(self) -> None:
+        """Show the lines as they are now; the screen is laid out anew if there are more or fewer."""
+        grows = self.styles.is_auto_height
+        self.refresh(layout=grows and len(self._draw(self.size.width, None)) != self._n_lines)

@@ -9,6 +9,7 @@ from rich.text import Text
 from textual.screen import Screen
 
 from veloxquant_exporters.top.panels.head import head
+from veloxquant_exporters.top.panels.paint import clean
 from veloxquant_exporters.top.screens.panel import Panel
 from veloxquant_exporters.top.screens.slider_panel import SliderPanel
 from veloxquant_exporters.top.screens.state import State
@@ -34,14 +35,18 @@ class Shown(Screen[None]):
         if place is not None:
             yield SliderPanel(place)
 
-    def redraw(self, *, layout: bool = True) -> None:
+    def redraw(self) -> None:
         """Show the state as it is now."""
         for panel in self.query(Panel):
-            panel.refresh(layout=layout)
+            panel.redraw()
+
+    def on_screen_resume(self) -> None:
+        """Show what changed while another screen was in front."""
+        self.redraw()
 
     def _top(self, width: int, _height: int | None) -> list[Text]:
         state = self.state
         rows = head(state.board, width, status=state.status, trouble=bool(state.fault))
         if state.fault:
-            rows[1] = Text(f" {state.fault}", style="red")
+            rows[1] = Text(f" {clean(state.fault)}", style="red")
         return rows
