@@ -21,18 +21,20 @@ from veloxquant_exporters.cli.missing import LIBRARIES, backend_extra, explain
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def vqmon(*args: str, without: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def vqmon(
+    *args: str, without: tuple[str, ...] = (), path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run `vqmon` in a process of its own, in which some libraries cannot be imported."""
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({without!r}));"
         f"from veloxquant_exporters.cli import main; main({list(args)!r})"
     )
-    path = os.pathsep.join([str(ROOT), str(ROOT / "exporters")])
+    folders = [ROOT, ROOT / "exporters", *([path] if path else [])]
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
         check=False,
     )
 
@@ -132,6 +134,19 @@ def test_the_cause_of_an_import_error_is_what_counts() -> None:
     assert line is not None
     assert line.startswith("vqmon serve needs h11, which is not installed. Try: ")
     assert line.count("Try:") == 1
+
+
+def test_the_package_of_our_import_name_is_named(tmp_path: Path) -> None:
+    """Whatever its files miss first: the cause is that it overwrote ours."""
+    info = tmp_path / "veloxquant_mlx-0.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: veloxquant-mlx\nVersion: 0.9\n")
+    done = vqmon("serve", "--snapshot-dir", "x", without=("h11",), path=tmp_path)
+    assert done.returncode == 2
+    assert one_line(done.stderr) == (
+        "Error: vqmon serve needs veloxquant_mlx, which the package veloxquant-mlx has overwritten. "
+        "Try: vqmon doctor"
+    )
 
 
 def test_what_no_extra_brings_is_not_explained_away() -> None:

@@ -41,9 +41,10 @@ def explain(error: ImportError, who: str, extras: Iterable[str]) -> str | None:
     """
     while isinstance(error.__cause__, ImportError):  # a package that says itself what it lacks
         error = error.__cause__
-    if (error.name or "").partition(".")[0] == "veloxquant_mlx" and _peer_is_installed():
-        return f"{who} needs veloxquant_mlx, which the package {PEER} has overwritten. Try: vqmon doctor"
     library = _library(error)
+    # Its files import what ours do not, so that another library may be what is missing at first.
+    if (library or _is_ours(error)) and _peer_is_installed():
+        return f"{who} needs veloxquant_mlx, which the package {PEER} has overwritten. Try: vqmon doctor"
     if library is None:
         return None
     lacks = "is not installed" if isinstance(error, ModuleNotFoundError) else f"fails: {error}"
@@ -54,6 +55,10 @@ def explain(error: ImportError, who: str, extras: Iterable[str]) -> str | None:
 def backend_extra() -> str:
     """The extra that brings MLX to this platform."""
     return "apple" if (sys.platform, platform.machine()) == ("darwin", "arm64") else "cpu"
+
+
+def _is_ours(error: ImportError) -> bool:
+    return (error.name or "").partition(".")[0] == "veloxquant_mlx"
 
 
 def _peer_is_installed() -> bool:

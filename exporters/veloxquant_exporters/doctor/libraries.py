@@ -20,6 +20,8 @@ _USES: Final = {
     "prometheus": "metrics pages and the sidecar",
     "otel": "pushing over OTLP",
     "top": "vqmon top",
+    "trace": "recording, reading and replaying traces",
+    "plot": "pictures of benchmarks and simulations",
     "mlx": "the process that serves the model; a sidecar needs none",
 }
 _BACKENDS: Final = ("apple", "cpu", "cuda", "cuda12")
