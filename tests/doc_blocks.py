@@ -10,7 +10,7 @@ A block is run as it stands. What has to differ is said in the page, in a commen
     <!-- docs-test: fails: CODE -->        it ends with this exit code
 
 The shell blocks of a page are one bash script, in an empty folder, with an empty HOME and nothing of the
-environment. The two default ports are exchanged for free ones, so that pages run side by side.
+environment. Default ports are exchanged for free ones, so that pages run side by side.
 """
 
 from __future__ import annotations
@@ -131,14 +131,15 @@ def free_port() -> int:
 
 
 class Ports:
-    """Free ports in place of 9464 and 9465, wherever a page names or means them."""
+    """Free ports in place of 9464, 9465 and mlx-lm's 8080, wherever a page names or means them."""
 
     def __init__(self) -> None:
-        self.page, self.sidecar = free_port(), free_port()
+        self.page, self.sidecar, self.model = free_port(), free_port(), free_port()
 
     def put(self, text: str) -> str:
         """The text with the ports exchanged."""
         text = text.replace("9464", str(self.page)).replace("9465", str(self.sidecar))
+        text = text.replace("8080", str(self.model))
         text = text.replace("start_http_server()", f"start_http_server({self.page})")
         return text.replace("vqmon serve ", f"vqmon serve --port {self.sidecar} ")
 
