@@ -57,7 +57,9 @@ def _judged(scenarios: Sequence[Scenario], options: argparse.Namespace) -> list[
         folder.mkdir(parents=True, exist_ok=True)
         # promtool judges one while the next is played.
         with ThreadPoolExecutor(1) as judges:
-            judged = [judges.submit(judge, play(one), rules, folder) for one in scenarios]
+            judged = [
+                judges.submit(judge, play(one, options.seed), rules, folder) for one in scenarios
+            ]
             return [one.result() for one in judged]
 
 
@@ -95,7 +97,14 @@ def _cost(scenario: Scenario) -> float:
 
 def _in_process(names: Sequence[str], options: argparse.Namespace) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "dashboards.drill", "--jobs=1", "--json", *names]
-    command += ["--alerts", str(options.alerts), "--records", str(options.records)]
+    command += [
+        "--seed",
+        options.seed,
+        "--alerts",
+        str(options.alerts),
+        "--records",
+        str(options.records),
+    ]
     if options.keep is not None:
         command += ["--keep", str(options.keep)]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -143,6 +152,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--keep", type=Path, metavar="DIR", help="leave the rule tests there")
     add("--json", action="store_true", help="print JSON instead of the table")
     add("--jobs", type=int, default=2, metavar="N", help="processes (default: 2)")
+    add("--seed", default="", metavar="TEXT", help="play with another chance")
     add("--openmetrics", type=Path, metavar="DIR", help="write series there, and judge nothing")
     add("--end", type=float, metavar="SECONDS", help="epoch time of the last scrape in them")
     options = parser.parse_args(arguments)

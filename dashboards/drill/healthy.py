@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from dashboards.drill.common import SHORT, live
 from dashboards.drill.scenario import HOUR, MINUTE, Scenario
 from dashboards.drill.sidecar import Sidecar
 from dashboards.drill.stage import Part, Stage
@@ -17,25 +18,16 @@ from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 __all__ = ["HEALTHY"]
 
 DAY: Final = 24 * HOUR
-# For small pools, so that chance alone does not fill them.
-SHORT: Final = Shape(prompt=64, output=32, step=32, seconds=60)
-
-
-def _live(stage: Stage) -> Worker:
-    """A worker that exports by itself."""
-    worker = Worker()
-    stage.add_target(worker.page())
-    return worker
 
 
 def idle(stage: Stage) -> None:
     """A server that nobody asks."""
-    _live(stage).add_pool(4096)
+    live(stage).add_pool(4096)
 
 
 def warm_prompt_cache(stage: Stage) -> None:
     """An hour of load leaves entries in the prompt cache, kept through an idle night."""
-    pool = _live(stage).add_pool(4096)
+    pool = live(stage).add_pool(4096)
     kept: list[str] = []
 
     def end(pool: BlockPoolAllocator, owner: str) -> None:
@@ -54,12 +46,12 @@ def warm_prompt_cache(stage: Stage) -> None:
 
 def steady(stage: Stage) -> None:
     """Seven tenths of the pool, hour after hour."""
-    Traffic(stage, _live(stage).add_pool(4096), load=0.7)
+    Traffic(stage, live(stage).add_pool(4096), load=0.7)
 
 
 def short_chats(stage: Stage) -> None:
     """Chats of fifty tokens at the caches' own growth step: mostly empty slots, in a pool with room."""
-    pool = _live(stage).add_pool(2048)
+    pool = live(stage).add_pool(2048)
     step = 256
 
     def chat() -> Part:
@@ -86,12 +78,12 @@ def daily_wave(stage: Stage) -> None:
         return 0.47 - 0.37 * math.cos(2 * math.pi * now_s / DAY)
 
     shape = Shape(seconds=150)
-    Traffic(stage, _live(stage).add_pool(4096), shape, load=load, most=0.88)
+    Traffic(stage, live(stage).add_pool(4096), shape, load=load, most=0.88)
 
 
 def burst_and_drain(stage: Stage) -> None:
     """Every twenty minutes as many requests as fit, then none."""
-    pool = _live(stage).add_pool(4096)
+    pool = live(stage).add_pool(4096)
 
     def burst() -> None:
         for _ in range(42):
@@ -158,7 +150,7 @@ def first_scrape(stage: Stage) -> None:
 
 def shrunk_to_zero(stage: Stage) -> None:
     """A pool that an idle server gave up whole, and grows anew with the next requests."""
-    pool = _live(stage).add_pool(1024, grow_on_exhaustion=True, max_blocks=4096)
+    pool = live(stage).add_pool(1024, grow_on_exhaustion=True, max_blocks=4096)
     traffic = Traffic(stage, pool, load=0.5, n_blocks=1024)
 
     def stop() -> None:

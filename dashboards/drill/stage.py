@@ -41,14 +41,15 @@ class Stage:
     """Acts out one scenario.
 
     Args:
-        name: Label `instance` of its targets, and the seed of its chance.
+        name: Label `instance` of its targets.
         interval_s: Seconds between scrapes.
+        seed: Of its chance, with the name.
     """
 
-    def __init__(self, name: str, interval_s: int = 15) -> None:
+    def __init__(self, name: str, interval_s: int = 15, seed: str = "") -> None:
         CLOCK.restart_wall()
         self.name = name
-        self.random = random.Random(name)  # noqa: S311 - a play, no secret
+        self.random = random.Random(name + seed)  # noqa: S311 - a play, no secret
         self.series = Series(interval_s)
         self.targets: list[Target] = []
         self.problems: list[str] = []  # that the play itself saw

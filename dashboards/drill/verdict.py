@@ -46,9 +46,9 @@ class Verdict:
     wrong: tuple[str, ...] = ()
 
 
-def play(scenario: Scenario) -> Play:
-    """Act `scenario` out."""
-    stage = Stage(scenario.name, scenario.interval_s)
+def play(scenario: Scenario, seed: str = "") -> Play:
+    """Act `scenario` out; another seed is another chance."""
+    stage = Stage(scenario.name, scenario.interval_s, seed)
     try:
         scenario.act(stage)
         series = stage.run(scenario.seconds)
