@@ -74,8 +74,10 @@ def _blocks(held: tuple[int, object]) -> int:
 
 
 def _shown(owner: object) -> str:
-    # A slice first: an owner id may be a prompt's length of text.
-    return repr(owner[:MAX_OWNER_CHARS] if isinstance(owner, str) else owner)[: MAX_OWNER_CHARS + 2]
+    if isinstance(owner, int):  # Python writes none of more than 4300 digits
+        return str(owner) if owner.bit_length() < 128 else f"an int of {owner.bit_length()} bits"
+    # A slice first: an owner id may be a page of text.
+    return repr(owner[:MAX_OWNER_CHARS] if isinstance(owner, str) else owner)
 
 
 def _events(books: Books) -> str:

@@ -25,6 +25,10 @@ def refuse_giants(trace: Trace, config: PoolConfig) -> None:
     Raises:
         TraceError: The pool has, or would have, too many blocks.
     """
+    if not trace.consistent:
+        raise TraceError(
+            "the pool was inconsistent when this was dumped, so it can be looked at and not replayed"
+        )
     levels = trace.header.opening.levels
     most = sum(level.managed for level in levels) + int(trace.growth.sum())
     scaled = most * trace.header.config.block_size // config.block_size

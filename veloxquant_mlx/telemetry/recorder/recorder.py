@@ -222,7 +222,7 @@ class Recorder:
             self._dump_wanted()
             if self._file is not None:
                 self._guarded("write", self._go_on_writing)
-            elif not self.active and self._ring.entries:
+            if self.done:
                 self._ring.clear()
         finally:
             self._writing.release()

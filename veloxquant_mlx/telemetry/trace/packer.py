@@ -43,7 +43,7 @@ OPERATION_OF: Final = {
     SHRINK: SHRINK_OP,
 }
 # Owners that were refused and hold nothing, for whom a number is kept in case they ask again.
-MAX_REFUSED: Final = 4096
+MAX_REFUSED: Final = 1024
 
 
 class Freed(NamedTuple):
@@ -301,7 +301,7 @@ def _shortened(owner: Owner) -> Owner:
 
 def level_map(levels: Sequence[Level]) -> list[list[int]]:
     """Levels as a file has them."""
-    return [[level.free, level.managed] for level in levels]
+    return [[max(0, level.free), max(0, level.managed)] for level in levels]
 
 
 def snapshot_map(at_ns: int, snapshot: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,8 @@ def find_picks(trace: Trace) -> Picks:
     if not len(rows):
         empty = np.empty(0, np.int64)
         return Picks(empty, np.zeros(1, np.int64), empty)
+    if not trace.consistent:
+        raise TraceError("the books of this trace do not add up, so that its blocks have no places")
     if int(trace.managed_after.max()) > MAX_MANAGED or int(trace.blocks.sum()) > MAX_MOVED:
         raise TraceError("the trace moves too many blocks to be followed block by block")
     found = _Following(trace).follow(int(rows[-1]) + 1)

@@ -88,6 +88,9 @@ class _Loading:
         self._snapshots: list[Snapshot] = []
         self._gaps: list[tuple[int, Gap]] = []
         self._picked: dict[int, Ints] = {}
+        # Of a dump that was made because the books do not add up, that is no fault of the file.
+        self._is_believed = True
+        self._consistent = True
 
     def load(self, frames: Frames) -> Trace:
         for kind, content in frames:
@@ -122,6 +125,7 @@ class _Loading:
             raise TraceError("began_wall_s must be a time in seconds")
         versions = mapping(raw.get("versions"), "versions")
         self._read_tables(raw, most=self._n_held(raw))
+        self._is_believed = raw.get("reason") != "violation"
         self._header = Header(
             version=VERSION,
             pool=text(raw.get("pool"), "pool"),
@@ -153,7 +157,7 @@ class _Loading:
         for index, level in enumerate(levels):
             in_use = sum(h.blocks for h in holdings if h.stream == index)
             if level.free + in_use != level.managed:
-                raise TraceError(
+                self._doubt(
                     f"the books at the beginning do not add up: stream {streams[index]!r} has "
                     f"{level.free} free and {in_use} held of {level.managed} blocks"
                 )
@@ -287,6 +291,12 @@ class _Loading:
             pool = mapping(document.get("snapshot"), "a snapshot")
             self._snapshots.append(Snapshot(at_ns, pool, document))
 
+    def _doubt(self, what: str) -> None:
+        """Note that the books do not add up, which is an error where it was not to be expected."""
+        self._consistent = False
+        if self._is_believed:
+            raise TraceError(what)
+
     # -- all of it ------------------------------------------------------------------------------
 
     def _trace(self, header: Header, *, cut: bool) -> Trace:
@@ -312,6 +322,7 @@ class _Loading:
             gaps=gaps,
             cut=cut,
             n_lost=sum(gap.n_lost for gap in gaps),
+            consistent=self._consistent,
             picked=picked,
             **found,
         )
@@ -338,7 +349,7 @@ class _Loading:
             wrong = rows[(free[rows] < 0) | (free[rows] > managed[rows])]
             if len(wrong):
                 call = int(found["call"][wrong[0]])
-                raise TraceError(
+                self._doubt(
                     f"the books do not add up at call {call}: stream {header.streams[stream]!r} "
                     f"would have {int(free[wrong[0]])} free blocks"
                 )
@@ -374,17 +385,13 @@ class _Loading:
         ends = np.concatenate([np.zeros(n_opening, bool), found["operation"][kept] == 2])[order]
         nobody = np.flatnonzero((key[0][order] < 0) & (rows >= 0))
         wrong = np.flatnonzero((held < 0) | (ends & (held != 0)))
-        for which, what in ((nobody, "nobody holds blocks"), (wrong, "an owner")):
+        for which, what in (
+            (nobody, "blocks move for no owner"),
+            (wrong, "an owner gives back other blocks than it holds"),
+        ):
             if len(which):
-                row = int(rows[which].min())
-                raise TraceError(
-                    f"the books do not add up at call {int(found['call'][row])}: "
-                    + (
-                        "blocks are moved for no owner"
-                        if what != "an owner"
-                        else "an owner gives back other blocks than it holds"
-                    )
-                )
+                call = int(found["call"][rows[which].min()])
+                self._doubt(f"the books do not add up at call {call}: {what}")
 
 
 def _pair(value: object) -> list[Any]:

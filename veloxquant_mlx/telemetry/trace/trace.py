@@ -130,6 +130,8 @@ class Trace:
         gaps: Where calls were lost.
         cut: True if the file ends without its end.
         n_lost: Calls lost in all gaps.
+        consistent: False if the books do not add up, which is told of a dump after a violation
+            only; of any other file it is an error.
         picked: Block ids that each `free` gave back: row, ids.
     """
 
@@ -154,6 +156,7 @@ class Trace:
     gaps: tuple[Gap, ...]
     cut: bool
     n_lost: int
+    consistent: bool
     picked: Mapping[int, Ints] = field(repr=False)
 
     @property
