@@ -117,7 +117,9 @@ class _Rules:
             _labels(found, sample, row, by_process=by_process)
 
     def _missing(self, found: Findings) -> None:
-        there = {row.name for name in self._announced() if (row := _row_of(name)) is not None}
+        # A metric may be announced and have no series: nothing to tell at present.
+        there = set(self.page.sample_kinds()) & set(_ROWS)
+        there |= {row.name for s in self.page.samples if (row := _row_of(s.name)) is not None}
         if there.isdisjoint(_ALWAYS):
             return  # a page of the benchmarks
         if gone := [name for name in _ALWAYS if name not in there]:
