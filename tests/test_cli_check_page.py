@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -406,6 +407,31 @@ def test_an_address_without_a_server_is_one_line(url: str, expected: str, capsys
     assert "secret" not in line
 
 
+def test_what_lets_not_everybody_in(page: str, tmp_path: Path, capsys: Said) -> None:
+    """A token from a file is sent with each fetch; a file that is none is told."""
+    seen: list[str] = []
+
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        seen.append(request.headers.get("Authorization", ""))
+        request.send_response(200 if seen[-1] == "Bearer secret" else 401)
+        request.end_headers()
+        request.wfile.write(page.encode())
+
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    with serving(answer) as url:
+        assert run(["check", url]) == 1
+        assert "--token-file" in capsys.readouterr().out
+        assert run(["check", url, "--token-file", str(token)]) == 0
+    assert seen == ["", "Bearer secret", "Bearer secret"]
+    capsys.readouterr()
+    for option in ("--token-file", "--tls-ca", "--tls-cert"):
+        assert run(["check", "https://127.0.0.1:1/", option, str(tmp_path / "none")]) == 1
+        (line,) = capsys.readouterr().out.splitlines()
+        assert str(tmp_path / "none") in line
+    assert run(["check", "https://127.0.0.1:1/", "--tls-key", "x"]) == 2
+
+
 def test_a_page_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then keeps no timeout of a socket from starting anew."""
     from veloxquant_exporters.check import page_address
@@ -419,8 +445,8 @@ def test_a_page_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
             request.send_header("X-More", "x")
             request.flush_headers()
 
-    def soon(url: str, *, accept: str) -> Answer:
-        return fetch(url, accept=accept, timeout_s=0.5)
+    def soon(url: str, **options: Any) -> Answer:
+        return fetch(url, timeout_s=0.5, **options)
 
     monkeypatch.setattr(page_address, "fetch", soon)
     with serving(answer) as url:

@@ -20,11 +20,12 @@ from prometheus_client import CollectorRegistry
 
 from tests.sidecar_help import LocalSidecar, a_file, put, wait_for
 from tests.top_help import DEADLINE_S, Scripted, exhaust, live, snapshot, watched
+from veloxquant_exporters.access import Access
+from veloxquant_exporters.fetch import FetchError
 from veloxquant_exporters.prometheus import PoolCollector
 from veloxquant_exporters.prometheus.page import OPENMETRICS, TEXT, Offer, render
 from veloxquant_exporters.prometheus.serve import start_http_server
 from veloxquant_exporters.sources import Reading
-from veloxquant_exporters.top.access import Access
 from veloxquant_exporters.top.boards import LiveBoards
 from veloxquant_exporters.top.folder_source import FolderSource
 from veloxquant_exporters.top.page import read_page
@@ -277,7 +278,7 @@ def test_files_for_tls_must_be_such(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     file.write_text("no certificate")
     for access in (Access(ca_file=str(file)), Access(cert_file=str(file))):
-        with pytest.raises(SourceError, match=r"ca\.pem cannot be used"):
+        with pytest.raises(FetchError, match=r"ca\.pem cannot be used"):
             access.context()
     assert Access().context() is None
     assert isinstance(ssl.create_default_context(), ssl.SSLContext)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from veloxquant_exporters.access import Access
 from veloxquant_exporters.check.movement import check_movement
 from veloxquant_exporters.check.page import ACCEPTS, CheckedPage, check_page
 from veloxquant_exporters.fetch import Answer, FetchError, fetch
@@ -14,8 +15,8 @@ from veloxquant_exporters.findings import Finding, printable
 __all__ = ["check_address"]
 
 _STATUS_FIXES = {
-    401: "send a user and password: http://USER:PASSWORD@HOST/metrics",
-    403: "this client may not; ask for it where the server or its proxy is set up",
+    401: "send a user and password, http://USER:PASSWORD@HOST/metrics, or a token, --token-file",
+    403: "this client may not; a certificate is given with --tls-cert",
     404: "metrics are at /metrics",
     405: "this is no address of a metrics page; metrics are at /metrics",
     500: "its log says what failed",
@@ -23,25 +24,27 @@ _STATUS_FIXES = {
 }
 
 
-def check_address(url: str, *, watch_s: float = 0.0) -> CheckedPage:
+def check_address(url: str, *, watch_s: float = 0.0, access: Access | None = None) -> CheckedPage:
     """Check what is served at `url`.
 
     Args:
         url: Of the metrics page.
         watch_s: Seconds to wait before the last fetch, which shows whether a counter falls.
+        access: How to get in.
     """
     text, openmetrics = ACCEPTS
-    first = _fetched(url, text)
+    access = access or Access()
+    first = _fetched(url, text, access)
     findings = [*first.findings]
     if first.page is None:
         return first
     pages = [first.page]
-    other = _fetched(url, openmetrics)
+    other = _fetched(url, openmetrics, access)
     findings += _new(other.findings, findings)
     pages += [other.page] if other.page else []
     if watch_s:
         threading.Event().wait(watch_s)
-        last = _fetched(url, text)
+        last = _fetched(url, text, access)
         findings += _new(last.findings, findings)
         pages += [last.page] if last.page else []
     for before, after in pairwise(pages):
@@ -49,9 +52,14 @@ def check_address(url: str, *, watch_s: float = 0.0) -> CheckedPage:
     return CheckedPage(first.page, findings)
 
 
-def _fetched(url: str, accept: str) -> CheckedPage:
+def _fetched(url: str, accept: str, access: Access) -> CheckedPage:
     try:
-        answer = fetch(url, accept=accept)
+        answer = fetch(
+            url,
+            accept=accept,
+            authorization=access.authorization(),
+            context=access.context(),
+        )
     except FetchError as error:
         return CheckedPage(None, [Finding("problem", printable(error.what), "", error.fix)])
     if answer.status != 200:

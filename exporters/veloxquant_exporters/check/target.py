@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from veloxquant_exporters.access import Access
 from veloxquant_exporters.check.page import check_page
 from veloxquant_exporters.check.page_address import check_address
 from veloxquant_exporters.check.snapshot_folder import folder_findings
@@ -51,16 +52,17 @@ class Checked:
         return all(finding.level != "problem" for finding in self.findings)
 
 
-def check(target: str, *, watch_s: float = 0.0) -> Checked:
+def check(target: str, *, watch_s: float = 0.0, access: Access | None = None) -> Checked:
     """Look at whatever `target` names.
 
     Args:
         target: A URL, the path of a file or a folder, or "-" for a page on standard input.
         watch_s: Of a URL, the seconds between two fetches; of a folder, the longest time to wait for
             processes to publish again.
+        access: How to get at the page of a URL.
     """
     if is_url(target):
-        page = check_address(target, watch_s=watch_s)
+        page = check_address(target, watch_s=watch_s, access=access)
         return Checked("page", page.summary, tuple(page.findings))
     if target == STDIN:
         return _page(sys.stdin.buffer.read(MAX_BODY_BYTES + 1))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from veloxquant_exporters.cli.access_options import access_of, access_options
+
 if TYPE_CHECKING:
     from veloxquant_exporters.check import Checked
     from veloxquant_exporters.sidecar.check import CheckedFile, DirectoryReport
@@ -26,8 +28,9 @@ __all__ = ["command"]
     help="Of an address, fetch again after this time, to see whether a counter falls. Of a folder, "
     "wait this long for running processes to publish again.",
 )
+@access_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with each pool's last state.")
-def command(target: str, watch_s: float, as_json: bool) -> int:
+def command(target: str, watch_s: float, as_json: bool, **access: str | None) -> int:
     """Lint a metrics page, a snapshot folder or a trace.
 
     A page is given by its address, as a saved file, or as - on standard input: is it well-formed,
@@ -46,7 +49,7 @@ def command(target: str, watch_s: float, as_json: bool) -> int:
     """  # noqa: D301 - \b is click's mark for lines that stay as they are
     from veloxquant_exporters.check import check
 
-    checked = check(target, watch_s=watch_s)
+    checked = check(target, watch_s=watch_s, access=access_of(**access))
     click.echo(json.dumps(_as_json(target, checked), indent=1) if as_json else _as_text(checked))
     return int(not checked.ok)
 

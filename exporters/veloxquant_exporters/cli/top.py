@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from veloxquant_exporters.cli.access_options import access_of, access_options
+
 __all__ = ["command"]
 
 _WANTED = "a snapshot folder, the URL of a metrics page, or a trace file"
@@ -29,29 +31,14 @@ _WANTED = "a snapshot folder, the URL of a metrics page, or a trace file"
 )
 @click.option("--once", is_flag=True, help="Print one frame as plain text, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one reading as JSON, and end.")
-@click.option(
-    "--tls-ca",
-    "ca_file",
-    metavar="FILE",
-    help="Trust the authorities in this file, PEM, instead of the system's.",
-)
-@click.option("--tls-cert", "cert_file", metavar="FILE", help="Show this certificate, PEM.")
-@click.option("--tls-key", "key_file", metavar="FILE", help="Its key, PEM, without a passphrase.")
-@click.option(
-    "--token-file",
-    metavar="FILE",
-    help="Send the bearer token in this file. A name and password go into the URL.",
-)
+@access_options
 def command(
     source: str | None,
     interval_s: float,
     at_s: float | None,
     once: bool,
     as_json: bool,
-    ca_file: str | None,
-    cert_file: str | None,
-    key_file: str | None,
-    token_file: str | None,
+    **access: str | None,
 ) -> int:
     """Watch pools, memory and alerts on the terminal.
 
@@ -66,15 +53,11 @@ def command(
         raise click.UsageError(f"say what to watch: {_WANTED}")
     if once and as_json:
         raise click.UsageError("--once and --json are two forms of one answer: take one")
-    if key_file and not cert_file:
-        raise click.UsageError("--tls-key needs --tls-cert")
-    from veloxquant_exporters.top.access import Access
     from veloxquant_exporters.top.run import Settings, run
     from veloxquant_exporters.top.source import SourceError
 
     if not (once or as_json):
         _check_terminal()
-    access = Access(ca_file, cert_file, key_file, token_file)
     try:
         return run(
             Settings(
@@ -83,7 +66,7 @@ def command(
                 at_s=at_s,
                 once=once,
                 as_json=as_json,
-                access=access,
+                access=access_of(**access),
             )
         )
     except SourceError as error:

@@ -7,8 +7,8 @@ import time
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
+from veloxquant_exporters.access import Access
 from veloxquant_exporters.fetch import Answer, FetchError, fetch
-from veloxquant_exporters.top.access import Access
 from veloxquant_exporters.top.history import Moment
 from veloxquant_exporters.top.page import read_page
 from veloxquant_exporters.top.source import SourceError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from veloxquant_exporters.top.access import Access
+from veloxquant_exporters.access import Access
 from veloxquant_exporters.top.board import Board
 from veloxquant_exporters.top.boards import Boards, LiveBoards
 from veloxquant_exporters.top.poller import Poller

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from veloxquant_exporters.top.source import SourceError
+from veloxquant_exporters.fetch import FetchError
 
 __all__ = ["Access"]
 
@@ -30,7 +30,7 @@ class Access:
         """The TLS side of a request; None if there is nothing special about it.
 
         Raises:
-            SourceError: A file cannot be used.
+            FetchError: A file cannot be used.
         """
         if self.ca_file is None and self.cert_file is None:
             return None
@@ -41,23 +41,30 @@ class Access:
                 context.load_cert_chain(self.cert_file, self.key_file, password="")
         except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
             files = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
-            raise SourceError(f"{files} cannot be used: {_reason(error)}") from error
+            raise FetchError(
+                f"{files} cannot be used: {_reason(error)}", "Name files that this user can read"
+            ) from error
         return context
 
     def authorization(self) -> str:
         """The header of that name; "" without a token.
 
         Raises:
-            SourceError: The file cannot be read, or holds no token.
+            FetchError: The file cannot be read, or holds no token.
         """
         if self.token_file is None:
             return ""
         try:
             token = Path(self.token_file).read_text("ascii").strip()
         except (OSError, ValueError) as error:
-            raise SourceError(f"{self.token_file} cannot be read: {_reason(error)}") from error
+            raise FetchError(
+                f"{self.token_file} cannot be read: {_reason(error)}", "Name the file of a token"
+            ) from error
         if not token or not token.isprintable() or " " in token:
-            raise SourceError(f"{self.token_file} must hold a token and nothing else")
+            raise FetchError(
+                f"{self.token_file} holds something else than a token",
+                "It must hold a token and nothing else",
+            )
         return f"Bearer {token}"
 
 
