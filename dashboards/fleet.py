@@ -31,8 +31,9 @@ from prometheus_client.core import GaugeMetricFamily
 from dashboards.drill.faults import Contended, slow_down
 from dashboards.drill.sidecar import Published, Sidecar
 from dashboards.drill.stage import Stage
-from dashboards.drill.traffic import Shape, Traffic
+from dashboards.drill.traffic import Call, Shape, Traffic, give_back
 from dashboards.drill.worker import MB, Reckoned, Worker
+from dashboards.served import ServedRequests, ServingWorker
 from veloxquant_mlx.core.exceptions import OwnerAlreadyActiveError
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 from veloxquant_mlx.memory.journal import ALLOCATE, FREE, FREE_ALL
@@ -80,9 +81,10 @@ class Fleet:
     def _studio_1(self) -> None:
         """A chat server with a draft model that goes up and down, and batches that come and go."""
         sidecar = self._sidecar("studio-1:9465")
-        api, batch = self._worker(sidecar, "api"), self._worker(sidecar, "batch")
+        api, batch = ServingWorker("api"), self._worker(sidecar, "batch")
+        self._publish(sidecar, api)
         chat = self._pool(api, 4096, "chat")
-        Traffic(self.stage, chat, CHAT, self._wave(0.35, 0.8), take=Take(self.stage, 0.9))
+        self._serve(api, chat, self._wave(0.35, 0.8), Take(self.stage, 0.9), give_back)
         draft = self._pool(api, 512, "draft", format="int8")
         Traffic(self.stage, draft, SHORT, self._wave(0.2, 0.5), take=Take(self.stage, 0.8, "int8"))
         bulk = self._pool(batch, 512, "bulk", separate_kv=False, grow_on_exhaustion=True,
@@ -96,18 +98,15 @@ class Fleet:
     def _studio_2(self) -> None:
         """A chat server whose traffic doubles, with every fault there is; a worker that is killed."""
         sidecar = self._sidecar("studio-2:9465")
-        api, batch = self._worker(sidecar, "api"), self._worker(sidecar, "batch")
+        api = ServingWorker("api")
+        self._publish(sidecar, api)
+        batch = self._worker(sidecar, "batch")
         lock = Contended(0.0, 1_500_000, self.stage.random)
         chat = self._pool(api, 2048, "chat", format="int8", lock=lock, grow_on_exhaustion=True,
                           max_blocks=4096)  # fmt: skip
-        Traffic(
-            self.stage,
-            chat,
-            CHAT,
-            lambda now_s: 0.25 + 0.75 * now_s / self.seconds,
-            n_blocks=4096,
-            take=Take(self.stage, 0.85, "int8", lopsided=0.1),
-            end=Forgetful(self.stage, self.seconds / 12),
+        take = Take(self.stage, 0.85, "int8", lopsided=0.1)
+        self._serve(
+            api, chat, self._ramp(0.25, 1.0), take, Forgetful(self.stage, self.seconds / 12)
         )
         for share in (0.25, 0.5):
             self.stage.at(share * self.seconds, lambda: _shrink(chat))
@@ -142,6 +141,18 @@ class Fleet:
         self.stage.every(20.0, lambda: self._breathe(worker, 0.2))
         pool = self._pool(worker, 1024, "embed")
         Traffic(self.stage, pool, SHORT, self._wave(0.3, 0.6), take=Take(self.stage, 0.85))
+
+    def _serve(
+        self,
+        worker: ServingWorker,
+        pool: Pool,
+        load: Callable[[float], float],
+        take: Take,
+        end: Call,
+    ) -> None:
+        """Chats on a pool of 4,096 blocks, told of as a server's requests."""
+        requests = worker.requests = ServedRequests(self.stage, take, end)
+        Traffic(self.stage, pool, CHAT, load, n_blocks=4096, take=requests.take, end=requests.end)
 
     # -- what they are made of ------------------------------------------------------------------
 
@@ -197,6 +208,9 @@ class Fleet:
         middle, height = (low + high) / 2, (high - low) / 2
         turn = 4 * math.pi / self.seconds
         return lambda now_s: middle - height * math.cos(turn * now_s)
+
+    def _ramp(self, begin: float, end: float) -> Callable[[float], float]:
+        return lambda now_s: begin + (end - begin) * now_s / self.seconds
 
     def _bursts(self, low: float, high: float) -> Callable[[float], float]:
         """Six jobs an evening, each of half the time to the next."""

@@ -59,6 +59,7 @@ QUIET = {
 ELSEWHERE = {
     "veloxquant_process_phys_footprint_bytes": "macOS has it",
     "veloxquant_mlx_memory_limit_bytes": "MLX on a CPU tells none",
+    "veloxquant_mlx_memory_account_bytes": "of programs that are watched",
     "scrape_samples_scraped": "Prometheus makes it",
     "up": "Prometheus makes it",
 }
@@ -272,6 +273,9 @@ def labels_of(name: str, page: dict[str, set[str]]) -> set[str]:
         return scraped | {"process"} | ({"pool"} if name.startswith("pool:") else set())
     if name.startswith("veloxquant_bench_"):
         return scraped | rows[name]  # the guard publishes the catalogue's; see its tests
+    if name.startswith("veloxquant_program_"):
+        base = name.removesuffix("_bucket")
+        return scraped | {"process"} | rows[base] | ({"le"} if base != name else set())
     assert name in ELSEWHERE, f"{name} is on no page"
     return scraped | {"process"} | rows.get(name, set())
 

@@ -76,7 +76,7 @@ def test_F01_both_copies_of_a_board_come_from_one_source(
     """The provisioned one asks for nothing; the imported one for the data source and the runbooks."""
     assert export(capsys, "dashboards", tmp_path, *WIKI)[0] == 0
     committed = sorted((ROOT / "dashboards" / "grafana").glob("*.json"))
-    assert len(committed) == 5
+    assert len(committed) == 6
     for source in committed:
         text = (tmp_path / "dashboards" / source.name).read_text("utf-8")
         assert text == source.read_text("utf-8").replace(
@@ -107,7 +107,7 @@ def test_provisioning_points_at_the_exported_boards(
     written = tmp_path / "here" / "provisioning" / "dashboards" / "veloxquant.yaml"
     (one,) = yaml.safe_load(written.read_text("utf-8"))["providers"]
     assert Path(one["options"]["path"]) == (tmp_path / "here" / "dashboards").resolve()
-    assert len(list(Path(one["options"]["path"]).glob("*.json"))) == 5
+    assert len(list(Path(one["options"]["path"]).glob("*.json"))) == 6
     inside = "/var/lib/grafana/dashboards"
     export(capsys, "dashboards", tmp_path / "there", *WIKI, "--grafana-path", inside)
     compose = ROOT / "deploy" / "compose"
@@ -355,4 +355,4 @@ def test_an_installed_wheel_exports_the_same(
     for what in ("dashboards", "rules"):
         assert export(capsys, what, tmp_path / "out" / what)[0] == 0
     assert texts(tmp_path / "out") == installed
-    assert len(installed) == 5 * 2 + 1 + 13 + 3 + 13
+    assert len(installed) == 6 * 2 + 1 + 13 + 3 + 13
