@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
+from veloxquant_mlx.serving.accounting.account import Account
 from veloxquant_mlx.serving.accounting.holdings import Holdings
 from veloxquant_mlx.serving.accounting.ledger import Ledger
 from veloxquant_mlx.serving.wrap_caches import evict_oldest
@@ -92,18 +93,20 @@ class Books:
             self.holdings.close()
             self.ledger.settle()
 
-    def open(self, caches: Iterable[Any], *, is_claimed: bool = False) -> None:
+    def open(self, caches: Iterable[Any], *, is_claimed: bool = False) -> Account:
         """Let all of `caches` be of one new account. To be called when `entered`."""
         account = self.ledger.open(is_claimed=is_claimed)
         holdings = self.holdings.among(caches)
         for holding in holdings:
             self.holdings.assign(holding, (account,))
         self.n_layers = max(self.n_layers, len(holdings))
+        return account
 
     @contextmanager
     def entered(self, wait_s: float = PATIENCE_S) -> Iterator[bool]:
         """Alone with the books; False where that cannot be, or this thread is inside already."""
-        if not self._lock.acquire(timeout=wait_s):
+        lock = self._lock
+        if not lock.acquire(timeout=wait_s):
             yield False
             return
         try:
@@ -116,7 +119,7 @@ class Books:
             finally:
                 self._busy = False
         finally:
-            self._lock.release()
+            lock.release()
 
     @contextmanager
     def settled(self, prompt_cache: Any = None) -> Iterator[bool]:

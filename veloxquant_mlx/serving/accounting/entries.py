@@ -30,16 +30,13 @@ class EntryAccounting(Listener):
                 self._books.open(caches)
 
     def on_entry_inserted(self, prompt_cache: Any, tokens: list[int], entry: Any) -> None:
-        """What a prompt cache keeps is no request's any more, and does not grow."""
+        """An entry is an owner of its own, is no request's any more, and does not grow."""
         with self._books.entered() as ready:
             if ready:
-                holdings = self._books.holdings.among(entry.prompt_cache)
-                if any(holding.owners is None for holding in holdings):
-                    self._books.open(entry.prompt_cache)
-                for holding in holdings:
+                account = self._books.open(entry.prompt_cache, is_claimed=True)
+                self._books.ledger.keep(account, cached=True)
+                for holding in self._books.holdings.among(entry.prompt_cache):
                     self._books.holdings.freeze(holding)
-                    for account in holding.owners or ():
-                        self._books.ledger.keep(account, cached=True)
 
     def on_entry_removed(self, prompt_cache: Any, entry: Any, reason: str) -> None:
         """Whoever else holds its caches is charged for them as before."""

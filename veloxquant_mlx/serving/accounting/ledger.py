@@ -94,6 +94,8 @@ class Ledger:
             account.give_back(self.pool)
             if account.n_wanted:
                 self._charged[account] = None
+                if account.is_cached:
+                    self._cached[account] = None
             else:
                 self._charged.pop(account, None)
                 self._cached.pop(account, None)
