@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,9 +31,6 @@ from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.telemetry import check_pool, record, uninstrument
 from veloxquant_mlx.telemetry.trace import Trace, load_trace
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 TRACES = Path(__file__).resolve().parents[1] / "benchmarks" / "traces"
 
 calls = st.lists(
@@ -49,7 +46,7 @@ calls = st.lists(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path) -> Path:
     """Where traces go."""
     return tmp_path
 

@@ -15,7 +15,6 @@ pytest.importorskip("msgpack", reason="traces are the extra trace")
 pytest.importorskip("zstandard", reason="traces are the extra trace")
 pytest.importorskip("numpy", reason="traces are the extra trace")
 
-import msgpack
 import numpy as np
 import zstandard
 
@@ -24,7 +23,10 @@ from veloxquant_exporters.replay import Driver
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.telemetry import record, uninstrument
 from veloxquant_mlx.telemetry.trace import OPERATIONS, OUTCOMES, Trace, TraceError, load_trace
+from veloxquant_mlx.telemetry.trace.libraries import load_library
 from veloxquant_mlx.telemetry.trace.schema import COLUMNS, FRAME, MAGIC, MAX_PLAIN_BYTES, VERSION
+
+msgpack = load_library("msgpack")  # without types
 
 
 @pytest.fixture(scope="module")

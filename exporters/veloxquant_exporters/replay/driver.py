@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from veloxquant_exporters.replay.opening import opening_pool, refuse_giants
@@ -26,11 +25,11 @@ __all__ = ["Driver", "Moved", "Outcome", "Share"]
 
 Outcome = Literal["ok", "exhausted", "admitted", "ignored"]
 NOBODY: Final = -1
+Key = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Blocks that moved, of one owner.
+class Share(NamedTuple):
+    """Blocks that moved, of one owner. A tuple, as a frozen dataclass takes three times as long.
 
     Attributes:
         owner: Number in the trace.
@@ -50,8 +49,7 @@ class Share:
         return [block.block_id for block in self.blocks]
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(NamedTuple):
     """What a call came to.
 
     Attributes:
@@ -71,17 +69,17 @@ class Moved:
 
 
 class _Row(NamedTuple):
+    owner: int
     stream: int
     format: int
-    owner: int
     blocks: int
     tokens: int
     growth: int
     outcome: int
 
     @property
-    def key(self) -> tuple[int, int, int]:
-        return self.owner, self.stream, self.format
+    def key(self) -> Key:
+        return self[:3]
 
 
 class Driver:
@@ -126,15 +124,14 @@ class Driver:
         self._rejects = on_exhaustion == "reject"
         self._size = trace.header.config.block_size
         self._scales = self.pool.config.block_size != self._size
-        self._held: dict[tuple[int, int, int], list[Block]] = {}
+        self._held: dict[Key, list[Block]] = {}
         # Blocks that the recorded pool held out, where block sizes differ.
-        self._n_recorded: dict[tuple[int, int, int], int] = {}
-        self._by_owner: dict[int, dict[tuple[int, int, int], None]] = {}
+        self._n_recorded: dict[Key, int] = {}
+        self._by_owner: dict[int, dict[Key, None]] = {}
         self._streams = self._stream_names()
         self._starts: list[int] = trace.first_row.tolist()
         self._operations: list[int] = trace.operation.tolist()
-        names = ("stream", "format", "owner", "blocks", "tokens", "growth", "outcome")
-        self._columns = [getattr(trace, name).tolist() for name in names]
+        self._columns = [getattr(trace, name).tolist() for name in _Row._fields]
         self._pick_at: dict[int, int] | None = None
         self.opening = self._open()
 
@@ -160,7 +157,7 @@ class Driver:
         if not 0 <= call < self.n_calls:
             raise IndexError(f"call must be in 0..{self.n_calls - 1}, got {call}")
         begin, end = self._starts[call], self._starts[call + 1]
-        rows = [_Row(*(column[row] for column in self._columns)) for row in range(begin, end)]
+        rows = [_Row(*[column[row] for column in self._columns]) for row in range(begin, end)]
         if rows[0].outcome == RESUMED:
             return self._resume(call, begin, rows)
         operation = self._operations[begin]
@@ -189,7 +186,7 @@ class Driver:
     def _open(self) -> Moved:
         shares: list[Share] = []
         for h in self.trace.header.opening.holdings:
-            row = _Row(h.stream, h.format, h.owner, h.blocks, h.blocks * self._size, 0, 0)
+            row = _Row(h.owner, h.stream, h.format, h.blocks, h.blocks * self._size, 0, 0)
             if h.owner in self.rejected:
                 continue
             moved = self._allocate(-1, [row])
@@ -232,14 +229,18 @@ class Driver:
         return "v" if held and held[-1].stream == "k" else "k"
 
     def _keep(self, rows: Sequence[_Row], taken: list[list[Block]]) -> tuple[Share, ...]:
+        shares = []
         for row, blocks in zip(rows, taken, strict=True):
-            self._by_owner.setdefault(row.owner, {})[row.key] = None
-            self._held.setdefault(row.key, []).extend(blocks)
-            self._n_recorded[row.key] = self._n_recorded.get(row.key, 0) + row.blocks
-        return tuple(
-            Share(row.owner, row.stream, row.format, blocks)
-            for row, blocks in zip(rows, taken, strict=True)
-        )
+            key = row[:3]
+            held = self._held.get(key)
+            if held is None:
+                held = self._held[key] = []
+                self._n_recorded[key] = 0
+                self._by_owner.setdefault(row.owner, {})[key] = None
+            held += blocks
+            self._n_recorded[key] += row.blocks
+            shares.append(Share(*key, blocks))
+        return tuple(shares)
 
     # -- free -----------------------------------------------------------------------------------
 
