@@ -14,6 +14,12 @@ from hypothesis import strategies as st
 from tests.sidecar_help import a_file
 from veloxquant_mlx.telemetry.histogram import HistogramSnapshot
 from veloxquant_mlx.telemetry.process import ProcessSnapshot
+from veloxquant_mlx.telemetry.program import (
+    CacheCensus,
+    ProgramSnapshot,
+    PromptCacheSnapshot,
+    RequestsSnapshot,
+)
 from veloxquant_mlx.telemetry.snapshot import PoolSnapshot
 from veloxquant_mlx.telemetry.snapshot_json import (
     MAX_FILE_BYTES,
@@ -237,3 +243,97 @@ def test_a_process_with_all_its_pools_fits_into_a_file() -> None:
         SnapshotFile(header=FILE.header, snapshot=replace(FILE.snapshot, pools=pools))
     )
     assert len(data) < MAX_FILE_BYTES / 2
+
+
+# -- the watched program ---------------------------------------------------------------------------
+
+PROGRAM = ProgramSnapshot(
+    mlx_lm="0.32.2",
+    hooks={"cache_census": True, "server": False},
+    caches={"KVCache": CacheCensus(n_objects=3, slots_held=5, slots_capacity=9, n_bytes=7)},
+    prompt_cache=PromptCacheSnapshot(entries={"user": 2}, max_entries=10),
+    requests={"chat": RequestsSnapshot(first_token=HistogramSnapshot((0.1, 1.0), (1, 2, 3), 4.5))},
+    generation_thread_alive=False,
+    weights_bytes=11,
+)
+WATCHED = replace(FILE, snapshot=replace(FILE.snapshot, program=PROGRAM))
+
+
+def watched_with(path: str, value: Any) -> bytes:
+    """The file of a watched program with one value of it, by its path, replaced."""
+    raw = json.loads(encode_file(WATCHED))
+    *parents, last = path.split("/")
+    inner = raw["snapshot"]["program"]
+    for key in parents:
+        inner = inner[key]
+    inner[last] = value
+    head = json.dumps(raw.pop("header"))
+    return f'{{"header":{head},\n{json.dumps(raw)[1:]}'.encode()
+
+
+def test_a_program_comes_back_as_it_was() -> None:
+    """With its histograms; and a process without one has none."""
+    assert same(parse_file(encode_file(WATCHED)), WATCHED)
+    assert parse_file(DATA).snapshot.program is None
+
+
+def test_readers_and_writers_of_programs_may_differ_in_age() -> None:
+    """A file of before there were programs, one that tells less, and one that tells more."""
+    old = json.loads(DATA)
+    del old["snapshot"]["program"], old["snapshot"]["mlx_device_total_bytes"]
+    head = json.dumps(old.pop("header"))
+    assert same(parse_file(f'{{"header":{head},\n{json.dumps(old)[1:]}'.encode()), FILE)
+    less = json.loads(encode_file(WATCHED))
+    less["snapshot"]["program"] = {"mlx_lm": "1"}
+    head = json.dumps(less.pop("header"))
+    read = parse_file(f'{{"header":{head},\n{json.dumps(less)[1:]}'.encode())
+    assert read.snapshot.program == ProgramSnapshot(mlx_lm="1")
+    assert same(parse_file(watched_with("colour", {"deep": ["blue"]})), WATCHED)
+    assert same(parse_file(watched_with("caches/KVCache/colour", 1)), WATCHED)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("mlx_lm", 32),
+        ("hooks", ["server"]),
+        ("hooks", {"server": 1}),
+        ("caches", []),
+        ("caches", {"KVCache": 5}),
+        ("caches/KVCache/n_bytes", 1.5),
+        ("caches/KVCache/n_objects", None),
+        ("prompt_cache", 3),
+        ("prompt_cache/entries", {"user": "2"}),
+        ("prompt_cache/max_entries", True),
+        ("requests", {"chat": None}),
+        ("requests/chat/finished", {"ok": -0.5}),
+        ("requests/chat/duration", {"ok": [0, [1], 0]}),
+        ("requests/chat/first_token", [99, [1], 0]),
+        ("generation_thread_alive", 0),
+        ("weights_bytes", "11"),
+        ("active_requests", {"queued": None}),
+        ("decode_batch", {}),
+    ],
+)
+def test_a_value_of_another_type_in_a_program_is_refused(path: str, value: Any) -> None:
+    """All the way down, as everywhere else."""
+    assert same(parse_file(watched_with("mlx_lm", "0.32.2")), WATCHED)
+    with pytest.raises(SnapshotFormatError):
+        parse_file(watched_with(path, value))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_damage_to_a_program_is_refused_or_harmless(data: st.DataObject) -> None:
+    """Bytes changed at random in its part of the file."""
+    whole = encode_file(WATCHED)
+    start = whole.index(b'"program"')
+    damaged = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(start, len(damaged) - 1))
+        damaged[at] = data.draw(st.integers(0, 255))
+    try:
+        read = parse_file(bytes(damaged))
+    except SnapshotFormatError:
+        return
+    assert same(parse_file(encode_file(read)), read)
