@@ -158,9 +158,10 @@ def _run(args: Sequence[str] | None) -> object:
 
 def _settle_output() -> None:
     """Write what is buffered; what cannot be written goes, or the interpreter tries it again."""
+    if sys.stdout is None:
+        return
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError:
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
