@@ -537,7 +537,7 @@ def test_a_real_prometheus_with_an_exporter_of_ours(tmp_path: Path) -> None:
     assert "vqmon export rules" in one(found, "alert rules is loaded").fix
     assert one(found, "recording rules is loaded").level == "warning"
     told = [finding for finding in found if finding.what.startswith("board ")]
-    assert len(told) == 5
+    assert len(told) == 6
     assert [f.what for f in told if f.level in ("warning", "problem")] == []
     assert ": 0 of " in one(told, "Benchmarks").what
 
@@ -619,7 +619,7 @@ def test_slow_scrapes_odd_jobs_and_rules_that_fail_are_told() -> None:
     assert one(found, "is firing").fix == "https://x/y.md"
     assert one(found, "alert rules are loaded").level == "ok"
     assert one(found, "pool 'p' at i may grow without a bound").level == "warning"
-    assert sum(finding.what.startswith("board ") for finding in found) == 5
+    assert sum(finding.what.startswith("board ") for finding in found) == 6
 
 
 def test_rules_of_an_older_version_are_told() -> None:
@@ -684,9 +684,9 @@ def test_durations(text: str, value: float | None) -> None:
 
 
 def test_boards_and_rules_are_found_whole() -> None:
-    """Five boards; no variable is left in an expression; rules of both kinds."""
+    """Six boards; no variable is left in an expression; rules of both kinds."""
     found = boards(300)
-    assert len(found) == 5
+    assert len(found) == 6
     queries = [query for board in found for query in board.queries]
     assert len(queries) > 50
     assert [query for query in queries if "$" in query.expression] == []

@@ -28,6 +28,7 @@ _RULES: Final = """\
 vqmon export rules ./rules, and in prometheus.yml:
 rule_files: ["rules/*.yaml"]"""
 _BENCHMARKS: Final = "Benchmarks"
+_SERVERS: Final = "Model server"  # so has that of programs which vqmon run watches
 _NAMES: Final = 'group by (__name__) ({__name__=~"(.+:)?veloxquant_.+"})'
 
 
@@ -249,6 +250,13 @@ def _data_of(board: Board, empty: list[PanelQuery], there: set[str]) -> Finding:
     if _BENCHMARKS in board.title:
         return Finding(
             "note", what, "no benchmarks are published to this server", "make bench-guard, in CI"
+        )
+    if _SERVERS in board.title:
+        return Finding(
+            "note",
+            what,
+            "no model server is watched on this server",
+            "vqmon run -- mlx_lm.server ...",
         )
     return Finding(
         "warning",
