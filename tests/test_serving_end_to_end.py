@@ -253,6 +253,41 @@ def test_a_real_prometheus_gets_it(server: Served, tmp_path: Path) -> None:
             assert prometheus.values(query), query
 
 
+BREAKS = """
+import os
+from mlx_lm.models import cache as lm
+from mlx_lm.server import main
+
+update = lm.BatchKVCache.update_and_fetch
+
+def may_break(self, keys, values):
+    if os.path.exists(SWITCH):
+        raise RuntimeError("broken on purpose")
+    return update(self, keys, values)
+
+lm.BatchKVCache.update_and_fetch = may_break
+main()
+"""
+
+
+def test_a_dead_generation_thread_shows(model: Path, tmp_path: Path) -> None:
+    """An exception in a cache ends it for good, while the process and its page live on."""
+    switch = tmp_path / "switch"
+    (tmp_path / "serve.py").write_text(f"SWITCH = {str(switch)!r}\n{BREAKS}")
+    program = ["python", str(tmp_path / "serve.py"), "--model", str(model)]
+    with served([*program, "--log-level", "CRITICAL"]) as server:
+        client = client_of(server)
+        chat(client, 0, stream=False)
+        assert server.value("program_generation_thread_alive") == 1
+        switch.touch()
+        for _ in range(2):
+            with pytest.raises(openai.APIError):
+                chat(client, 1, stream=False)
+        until(lambda: server.value("program_generation_thread_alive") == 0)
+        assert server.value("program_requests_total", outcome="failed") == 2
+        assert server.value("program_requests_total", outcome="ok") == 1
+
+
 @pytest.mark.timeout(200)
 def test_a_real_model_is_watched_too() -> None:
     """Two chats at temperature 0: the same text twice, and numbers as the client has them."""
