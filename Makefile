@@ -17,7 +17,7 @@ export PYTEST_TIMEOUT ?= 120
 BENCH_OUT := build/bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fmt lint type bench bench-guard bench-compare bench-peer pins dash drill docs docs-generated wheel test-wheel clean setup-run setup-dev
+.PHONY: help demo test fmt lint type bench bench-guard bench-compare bench-peer pins dash docs docs-generated drill wheel test-wheel clean setup-run setup-dev
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
