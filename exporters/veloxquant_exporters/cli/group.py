@@ -110,8 +110,11 @@ def run(args: Sequence[str] | None) -> int:
     A command's return value, if an int, is its exit code. A function is called at the end, outside
     of all that is done here: what it raises and writes is its own.
     """
-    with _any_text():
-        code = _run(args)
+    try:
+        with _any_text():
+            code = _run(args)
+    except KeyboardInterrupt:  # before click, or after it
+        return INTERRUPTED
     if callable(code):
         code = code()
     return code if isinstance(code, int) else 0
@@ -144,7 +147,7 @@ def _run(args: Sequence[str] | None) -> object:
         _settle_output()
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except click.Abort:
         return INTERRUPTED
     except (ClosedPipeError, BrokenPipeError):
         _settle_output()
