@@ -255,7 +255,7 @@ def test_memory_near_the_limit_is_active_and_cache() -> None:
     """Never the peak; and nothing is said where there is no limit."""
     with watched("alarmed", n_blocks=8):
         found = now()
-    full = {"mlx_active_bytes": 60, "mlx_cache_bytes": 31, "mlx_peak_bytes": 999}
+    full: dict[str, Any] = {"mlx_active_bytes": 60, "mlx_cache_bytes": 31, "mlx_peak_bytes": 999}
     assert names(at(0, replace(found, **full, mlx_limit_bytes=100))) == [
         "VeloxQuantMlxMemoryNearLimit"
     ]

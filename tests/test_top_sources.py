@@ -26,13 +26,20 @@ from veloxquant_exporters.prometheus import PoolCollector
 from veloxquant_exporters.prometheus.page import OPENMETRICS, TEXT, Offer, render
 from veloxquant_exporters.prometheus.serve import start_http_server
 from veloxquant_exporters.sources import Reading
-from veloxquant_exporters.top.boards import LiveBoards
+from veloxquant_exporters.top.boards import BoardMaker, LiveBoards
 from veloxquant_exporters.top.folder_source import FolderSource
+from veloxquant_exporters.top.history import Moment
 from veloxquant_exporters.top.page import read_page
 from veloxquant_exporters.top.page_source import PageSource
 from veloxquant_exporters.top.poller import Poller
 from veloxquant_exporters.top.source import SourceError
 from veloxquant_mlx.telemetry.process import ProcessSnapshot
+from veloxquant_mlx.telemetry.program import (
+    CacheCensus,
+    ProgramSnapshot,
+    PromptCacheSnapshot,
+    RequestsSnapshot,
+)
 from veloxquant_mlx.telemetry.snapshot import PoolSnapshot
 
 pytestmark = pytest.mark.timeout(60)
@@ -178,6 +185,50 @@ def test_what_is_no_page_is_told_in_a_line(page: str, content_type: str, why: st
     with pytest.raises(SourceError, match=why) as caught:
         read_page(page, content_type, 1.0)
     assert "\n" not in str(caught.value)
+
+
+def served(n_tokens: int) -> ProgramSnapshot:
+    """A program that serves, and has generated so many tokens."""
+    return ProgramSnapshot(
+        mlx_lm="0.32.2",
+        hooks={"caches": True, "server": False},
+        hook_errors={"caches": 2},
+        caches={"kv": CacheCensus(n_objects=32, n_bytes=400, waste_bytes=100)},
+        prompt_cache=PromptCacheSnapshot(
+            entries={"user": 3}, n_bytes={"user": 90}, lookups={"hit": 1}, lookup_tokens=100,
+            hit_tokens=25,
+        ),
+        requests={"chat": RequestsSnapshot(finished={"ok": 7}, generated_tokens=n_tokens)},
+        active_requests={"decode": 2, "queued": 0},
+        generation_thread_alive=False,
+        weights_bytes=1000,
+    )  # fmt: skip
+
+
+def test_a_watched_program_is_told_of_beside_its_pools(used: ProcessSnapshot) -> None:
+    """From a page as from a snapshot: requests, caches, the prompt cache, and what is wrong."""
+    maker = BoardMaker("made up")
+    for second, n_tokens in ((0.0, 50), (2.0, 150)):
+        process = replace(
+            used, wall_s=1e9 + second, mlx_active_bytes=2000, program=served(n_tokens)
+        )
+        read = read_page(page_of(Fixed(process)), "text/plain", 1.0)
+        board = maker.add(Moment(second, 1e9 + second, read))
+    (view,) = board.processes
+    assert view.memory is not None
+    assert (view.memory.caches, view.memory.weights, view.memory.rest) == (400, 1000, 600)
+    assert view.program == (
+        "requests 2 decode  ended 7 ok  50 tokens/s",
+        "32 kv 400 B (25% waste)  prompt cache 3 entries 90 B, 25% of tokens hit",
+        (
+            "the generation thread is dead: every request fails  "
+            "not watched with this mlx-lm: server  2 hook errors"
+        ),
+    )
+    direct = BoardMaker("made up").add(
+        Moment(0.0, 1e9, Reading((replace(used, program=served(50)),), {"": 1}))
+    )
+    assert direct.processes[0].program[1:] == view.program[1:]
 
 
 # -- over HTTP -----------------------------------------------------------------------------------

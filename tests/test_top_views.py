@@ -222,11 +222,11 @@ def test_latency_is_of_the_last_minute_if_anything_was_timed() -> None:
 def test_active_memory_is_pools_weights_and_rest() -> None:
     """What nobody accounts for is the rest, and never below 0: MLX is lazy."""
     told = {"cache": 1, "peak": 90, "limit": 200, "footprint": None, "resident": 150}
-    whole = MemoryView(active=100, pools=30, weights=50, **told)
-    assert whole.rest == 20
-    lazy = MemoryView(active=10, pools=30, weights=None, **told)
+    whole = MemoryView(active=100, pools=30, caches=5, weights=50, **told)
+    assert whole.rest == 15
+    lazy = MemoryView(active=10, pools=30, caches=None, weights=None, **told)
     assert lazy.rest == 0
-    untold = MemoryView(active=None, pools=None, weights=None, **told)
+    untold = MemoryView(active=None, pools=None, caches=None, weights=None, **told)
     assert untold.rest is None
 
 

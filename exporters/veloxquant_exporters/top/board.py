@@ -201,7 +201,8 @@ class MemoryView:
     Attributes:
         active, cache, peak, limit: As MLX tells.
         pools: Buffers of all pools of the process.
-        weights: Of the loaded model, where the program tells.
+        caches: KV caches of a program that `vqmon run` watches, outside the pools' buffers.
+        weights: Of its models.
         footprint, resident: Of the process, as the system tells.
     """
 
@@ -210,17 +211,18 @@ class MemoryView:
     peak: int | None
     limit: int | None
     pools: int | None
+    caches: int | None
     weights: int | None
     footprint: int | None
     resident: int | None
 
     @property
     def rest(self) -> int | None:
-        """Active bytes that neither pools nor weights account for; not below 0."""
+        """Active bytes that neither pools, caches nor weights account for; not below 0."""
         if self.active is None:
             return None
         # MLX is lazy: a buffer counts for the pool before it is memory.
-        return max(0, self.active - (self.pools or 0) - (self.weights or 0))
+        return max(0, self.active - sum(filter(None, (self.pools, self.caches, self.weights))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

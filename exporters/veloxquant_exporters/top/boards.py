@@ -63,7 +63,7 @@ class BoardMaker:
             source=self._source,
             wall_s=moment.wall_s,
             watched_s=self._history.watched_s,
-            processes=_processes(moment, ages),
+            processes=_processes(moment, found, ages),
             pools=_pools(moment, found, ages),
             alerts=alerts,
             errors={reason: n for reason, n in moment.reading.errors.items() if n},
@@ -111,8 +111,10 @@ def _age_s(track: Track[ProcessSnapshot], moment: Moment) -> float:
     return min(by_clocks, moment.at_s - newest.at_s) if len(track.points) > 1 else by_clocks
 
 
-def _processes(moment: Moment, ages: dict[str, float]) -> tuple[ProcessView, ...]:
-    views = [process_view(p, ages[p.process]) for p in moment.reading.processes]
+def _processes(moment: Moment, found: Tracks, ages: dict[str, float]) -> tuple[ProcessView, ...]:
+    views = [
+        process_view(track, moment.at_s, ages[name]) for name, track in found.processes.items()
+    ]
     present = {view.name for view in views}
     views += [
         ProcessView(name=name, up=False, age_s=None, versions=(), memory=None)

@@ -6,9 +6,7 @@ or absent. A page of an older version lacks series; they count as untold.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client.openmetrics.parser import (
@@ -18,8 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.samples import Sample  # noqa: TC002 - loaded with the parsers anyway
 
 from veloxquant_exporters.sources import Reading
+from veloxquant_exporters.top.page_program import read_program
+from veloxquant_exporters.top.page_series import Series
 from veloxquant_exporters.top.source import SourceError
-from veloxquant_mlx.telemetry.histogram import HistogramSnapshot
 from veloxquant_mlx.telemetry.process import ProcessSnapshot
 from veloxquant_mlx.telemetry.snapshot import PoolSnapshot, StreamSnapshot
 
@@ -38,69 +37,8 @@ _STORAGE: Final = {
     "written": "storage_written_bytes",
     "evaluated": "storage_evaluated_bytes",
 }
-NO_HISTOGRAM: Final = HistogramSnapshot((), (0,), 0.0)
 
 Scope = tuple[str, str | None]  # process, and pool or None
-
-
-@dataclass(slots=True)
-class _Series:
-    """The samples of one process, or of one of its pools, by name."""
-
-    samples: dict[str, list[tuple[Mapping[str, str], float]]] = field(default_factory=dict)
-
-    def add(self, sample: Sample) -> None:
-        self.samples.setdefault(sample.name, []).append((sample.labels, sample.value))
-
-    def number(self, name: str) -> float | None:
-        """The value of the series of that name, None without one."""
-        found = self.samples.get(name)
-        if not found:
-            return None
-        if math.isnan(found[0][1]):
-            raise SourceError(f"says NaN for {name}")
-        return found[0][1]
-
-    def whole(self, name: str) -> int | None:
-        """As `number`, as a whole number."""
-        value = self.number(name)
-        if value is not None and not math.isfinite(value):
-            raise SourceError(f"says {value} for {name}")
-        return None if value is None else round(value)
-
-    def by(self, name: str, label: str) -> dict[str, int]:
-        """Whole numbers by the value of a label."""
-        found: dict[str, int] = {}
-        for labels, value in self.samples.get(name, ()):
-            if not math.isfinite(value):
-                raise SourceError(f"says {value} for {name}")
-            found[labels.get(label, "")] = round(value)
-        return found
-
-    def labels(self, name: str) -> Mapping[str, str]:
-        """The labels of the series of that name; none without one."""
-        found = self.samples.get(name)
-        return found[0][0] if found else {}
-
-    def histogram(self, name: str, **wanted: str) -> HistogramSnapshot:
-        """The histogram of that name; an empty one without it."""
-
-        def fits(labels: Mapping[str, str]) -> bool:
-            return all(labels.get(label) == value for label, value in wanted.items())
-
-        rows = self.samples.get(f"{name}_bucket", ())
-        buckets = sorted((float(ls["le"]), n) for ls, n in rows if fits(ls) and "le" in ls)
-        if not buckets or not all(map(math.isfinite, (n for _, n in buckets))):
-            return NO_HISTOGRAM
-        counts, below = [], 0
-        for _, n in buckets:
-            counts.append(round(n) - below)
-            below = round(n)
-        bounds = tuple(bound for bound, _ in buckets if math.isfinite(bound))
-        if len(bounds) == len(buckets):
-            counts.append(0)  # without +Inf, as no page of ours is
-        total = next((v for ls, v in self.samples.get(f"{name}_sum", ()) if fits(ls)), 0.0)
-        return HistogramSnapshot(bounds, tuple(counts), total)
 
 
 def read_page(text: str, content_type: str, wall_s: float) -> Reading:
@@ -116,10 +54,10 @@ def read_page(text: str, content_type: str, wall_s: float) -> Reading:
     """
     samples = list(_samples(text, content_type))
     labelled = any("process" in sample.labels for sample in samples)
-    scopes: dict[Scope, _Series] = {}
+    scopes: dict[Scope, Series] = {}
     for sample in samples:
         scope = (sample.labels.get("process", ""), sample.labels.get("pool"))
-        scopes.setdefault(scope, _Series()).add(sample)
+        scopes.setdefault(scope, Series()).add(sample)
     processes = _processes(scopes, labelled=labelled, wall_s=wall_s)
     up = {
         process: int(series.number("veloxquant_exporter_up") or 0)
@@ -129,7 +67,7 @@ def read_page(text: str, content_type: str, wall_s: float) -> Reading:
     errors: dict[str, int] = {}
     if labelled:  # the sidecar's own state has no process' name
         up.pop("", None)
-        own = scopes.get(("", None), _Series())
+        own = scopes.get(("", None), Series())
         errors = own.by("veloxquant_exporter_collect_errors_total", "reason")
     return Reading(processes=processes, up=up, errors=errors)
 
@@ -170,13 +108,13 @@ def _what_it_is(text: str, content_type: str) -> str:
 
 
 def _processes(
-    scopes: Mapping[Scope, _Series], *, labelled: bool, wall_s: float
+    scopes: Mapping[Scope, Series], *, labelled: bool, wall_s: float
 ) -> tuple[ProcessSnapshot, ...]:
     pools: dict[str, list[PoolSnapshot]] = {}
     for (process, pool), series in scopes.items():
         # Of a dead process a sidecar goes on telling what it counted, and nothing else.
         if pool is not None and _MANAGED in series.samples:
-            taken_s = scopes.get((process, None), _Series()).number(_TAKEN) or wall_s
+            taken_s = scopes.get((process, None), Series()).number(_TAKEN) or wall_s
             pools.setdefault(process, []).append(_pool(pool, series, taken_s))
     names = {process for process, pool in scopes if pool is None}
     live = [
@@ -185,7 +123,7 @@ def _processes(
         if name in pools or _TAKEN in scopes[name, None].samples
     ]
     return tuple(
-        _process(name, scopes.get((name, None), _Series()), tuple(pools.get(name, ())), wall_s)
+        _process(name, scopes.get((name, None), Series()), tuple(pools.get(name, ())), wall_s)
         for name in live
         if name or not labelled or name in pools
     )
@@ -195,7 +133,7 @@ _TAKEN: Final = "veloxquant_exporter_snapshot_timestamp_seconds"
 
 
 def _process(
-    name: str, series: _Series, pools: tuple[PoolSnapshot, ...], wall_s: float
+    name: str, series: Series, pools: tuple[PoolSnapshot, ...], wall_s: float
 ) -> ProcessSnapshot:
     build = series.labels("veloxquant_build_info")
     return ProcessSnapshot(
@@ -215,10 +153,11 @@ def _process(
         dropped=series.by("veloxquant_exporter_dropped_events_total", "reason"),
         overhead_s=series.number("veloxquant_telemetry_overhead_seconds_total") or 0.0,
         pools=pools,
+        program=read_program(series),
     )
 
 
-def _pool(name: str, series: _Series, taken_s: float) -> PoolSnapshot:
+def _pool(name: str, series: Series, taken_s: float) -> PoolSnapshot:
     config = series.labels(P + "config_info")
     limit = config.get("max_blocks", "none")
     n_blocks = series.whole(_MANAGED) or 0
@@ -270,17 +209,17 @@ def _pool(name: str, series: _Series, taken_s: float) -> PoolSnapshot:
     )
 
 
-def _count(series: _Series, name: str) -> int:
+def _count(series: Series, name: str) -> int:
     return series.whole(P + name) or 0
 
 
-def _grows(series: _Series, n_blocks: int) -> str:
+def _grows(series: Series, n_blocks: int) -> str:
     """Of pools that are summed, which have no one configuration: whether more can come."""
     limit = series.number(P + "blocks_limit")
     return "true" if limit is not None and limit > n_blocks else "false"
 
 
-def _streams(series: _Series) -> dict[str, StreamSnapshot]:
+def _streams(series: Series) -> dict[str, StreamSnapshot]:
     free = series.by(P + "free_blocks", "stream")
     in_use = series.by(P + "stream_blocks_in_use", "stream")
     held = series.by(P + "token_slots_allocated", "stream")
@@ -305,6 +244,6 @@ def _streams(series: _Series) -> dict[str, StreamSnapshot]:
     }
 
 
-def _storage(series: _Series) -> dict[str, int]:
+def _storage(series: Series) -> dict[str, int]:
     found = {kind: series.whole(P + name) for kind, name in _STORAGE.items()}
     return {kind: n for kind, n in found.items() if n is not None}

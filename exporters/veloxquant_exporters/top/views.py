@@ -16,6 +16,7 @@ from veloxquant_exporters.top.board import (
     Rates,
     StreamView,
 )
+from veloxquant_exporters.top.program import program_lines
 from veloxquant_exporters.top.quantile import difference, quantile
 from veloxquant_exporters.top.track import Track
 from veloxquant_mlx.telemetry.histogram import HistogramSnapshot
@@ -109,10 +110,11 @@ def latency(now: HistogramSnapshot, before: HistogramSnapshot | None) -> Latency
     return Latency(quantile(now, 0.5), quantile(now, 0.99))
 
 
-def memory_view(process: ProcessSnapshot, weights: int | None = None) -> MemoryView | None:
+def memory_view(process: ProcessSnapshot) -> MemoryView | None:
     """The memory account of a process; None where it says nothing of its memory, as a trace."""
     if process.mlx_active_bytes is None and process.resident_bytes is None:
         return None
+    program = process.program
     stored = [pool.storage["resident"] for pool in process.pools if "resident" in pool.storage]
     return MemoryView(
         active=process.mlx_active_bytes,
@@ -120,14 +122,22 @@ def memory_view(process: ProcessSnapshot, weights: int | None = None) -> MemoryV
         peak=process.mlx_peak_bytes,
         limit=process.mlx_limit_bytes,
         pools=sum(stored) if stored else None,
-        weights=weights,
+        caches=None if program is None else program.kv_bytes,
+        weights=None if program is None else program.weights_bytes,
         footprint=process.footprint_bytes,
         resident=process.resident_bytes,
     )
 
 
-def process_view(process: ProcessSnapshot, age_s: float) -> ProcessView:
-    """A process that is up."""
+def process_view(track: Track[ProcessSnapshot], now_s: float, age_s: float) -> ProcessView:
+    """A process that is up, as its newest snapshot has it.
+
+    Args:
+        track: Its snapshots.
+        now_s: The reader's clock.
+        age_s: How old its figures are.
+    """
+    process = track.now
     named = (("", process.version), ("Python ", process.python), ("MLX ", process.mlx))
     return ProcessView(
         name=process.process,
@@ -135,6 +145,7 @@ def process_view(process: ProcessSnapshot, age_s: float) -> ProcessView:
         age_s=age_s,
         versions=tuple(f"{what}{version}" for what, version in named if version),
         memory=memory_view(process),
+        program=program_lines(track.recent(now_s, RATE_S)),
     )
 
 

@@ -13,6 +13,7 @@ from veloxquant_exporters.top.units import gigabytes, percent
 __all__ = ["memory"]
 
 _POOLS: Final = ("█", "magenta")
+_CACHES: Final = ("█", "green")
 _WEIGHTS: Final = ("▓", "blue")
 _REST: Final = ("▒", "cyan")
 _CACHE: Final = ("▒", "bright_black")
@@ -38,11 +39,16 @@ def memory(process: ProcessView | None, width: int) -> list[Text]:
 
 def _account(found: MemoryView) -> Text:
     text = Text.assemble(("  active ", "dim"), (gigabytes(found.active), "bold"), " = ")
-    parts = [("pools", found.pools, _POOLS), ("weights", found.weights, _WEIGHTS)]
+    parts = [
+        ("pools", found.pools, _POOLS),
+        ("KV caches", found.caches, _CACHES),
+        ("weights", found.weights, _WEIGHTS),
+    ]
     for name, value, (character, style) in parts:
         if value is not None:
             text.append(f"{character} ", style=style).append(f"{name} {gigabytes(value)} + ")
-    what = "rest" if found.pools is not None or found.weights is not None else "weights, KV and all"
+    told = any(value is not None for _, value, _ in parts)
+    what = "rest" if told else "weights, KV and all"
     text.append(f"{_REST[0]} ", style=_REST[1]).append(f"{what} {gigabytes(found.rest)}")
     return text
 
@@ -52,14 +58,13 @@ def _bar(found: MemoryView, width: int) -> Text:
     whole = found.limit or max(active + cache, found.peak or 0)
     said = f" {percent((active + cache) / whole)} of {gigabytes(whole)}" if whole else ""
     said += "" if found.limit else " at the peak"
-    rest = found.rest or 0
-    pools = min(found.pools or 0, active)
-    parts = [
-        (pools, *_POOLS),
-        (min(found.weights or 0, active - pools), *_WEIGHTS),
-        (rest, *_REST),
-        (cache, *_CACHE),
-    ]
+    parts: list[tuple[float, str, str]] = []
+    left = active
+    for value, style in ((found.pools, _POOLS), (found.caches, _CACHES), (found.weights, _WEIGHTS)):
+        part = min(value or 0, left)  # MLX is lazy: not all of it need be memory yet
+        left -= part
+        parts.append((part, *style))
+    parts += [(left, *_REST), (cache, *_CACHE)]
     return Text("  ") + parts_bar(parts, whole, max(10, width - 4 - len(said))) + Text(said)
 
 
