@@ -371,8 +371,11 @@ def test_a_port_is_free_taken_or_ours(tmp_path: Path) -> None:
         finally:
             ports_check._ASK_S = patience
     assert (ours.level, stranger.level, nobody.level) == ("ok", "warning", "ok")
-    assert f"port {sidecar.port} is taken by process {sidecar.process.pid}" in ours.what
-    assert f"port {theirs} is taken by this process itself" in stranger.what
+    assert ours.what.startswith(f"port {sidecar.port} is taken")
+    assert stranger.what.startswith(f"port {theirs} is taken")
+    if sys.platform == "linux":  # elsewhere only root is told
+        assert f"by process {sidecar.process.pid}" in ours.what
+        assert "by this process itself" in stranger.what
     assert "--port 0" in stranger.fix
     assert nobody.what == f"port {free} is free"
 
