@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -148,10 +149,17 @@ def test_a_variable_with_a_slip_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert (found.level, found.why) == ("warning", "did you mean VELOXQUANT_SNAPSHOT_DIR?")
 
 
+def test_pages_that_findings_name_are_there() -> None:
+    """A fix that sends the reader to a page which does not exist is none."""
+    rooms = [ROOT / "exporters" / "veloxquant_exporters" / name for name in ("check", "doctor")]
+    texts_of = [path.read_text("utf-8") for room in rooms for path in room.rglob("*.py")]
+    named = {page for text in texts_of for page in re.findall(r"docs/[\w/-]+\.md", text)}
+    assert len(named) > 5
+    assert [page for page in sorted(named) if not (ROOT / page).is_file()] == []
+
+
 def test_the_variables_are_those_that_the_code_reads() -> None:
     """None forgotten, none made up."""
-    import re
-
     sources = [*(ROOT / "veloxquant_mlx").rglob("*.py"), *(ROOT / "exporters").rglob("*.py")]
     named = {name for path in sources for name in
              re.findall(r"[\"'](VELOXQUANT_[A-Z_]+[A-Z])[\"']", path.read_text("utf-8"))}  # fmt: skip

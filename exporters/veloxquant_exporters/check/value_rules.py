@@ -159,7 +159,7 @@ _ALARMS: Final[tuple[_Alarm, ...]] = (
         "veloxquant_exporter_collect_errors_total",
         lambda value: value > 0,
         "the telemetry itself failed that often; the reason is in its log",
-        "docs/runbooks/exporter-errors.md",
+        "docs/runbooks/exporter-down-and-stale.md",
     ),
     (
         "veloxquant_exporter_up",
