@@ -179,6 +179,102 @@ def against_peer(python: str, pairs: int) -> list[Row]:
     return [Row("watched cycle over the peer's bare one", median(ratios), 0.42, "x", spread, note)]
 
 
+# -- recording ------------------------------------------------------------------------------------
+
+
+def kv_cycle_ns(pool: BlockPoolAllocator, n_blocks: int, rounds: int) -> float:
+    """A block of keys and one of values, and the release of their owner: the general path."""
+    allocate, release, n_tokens = pool.allocate_kv, pool.free_all, SIZE * n_blocks
+    began = time.thread_time_ns()
+    for _ in range(rounds):
+        allocate(n_tokens, 7)
+        release(7)
+    return (time.thread_time_ns() - began) / rounds
+
+
+def recording(rounds: int) -> list[Row]:
+    """A recorder on against a pool that is only watched, by turns; and what dumps take."""
+    import tempfile
+
+    try:
+        from veloxquant_mlx.telemetry import record
+        from veloxquant_mlx.telemetry.trace.libraries import load_library
+
+        load_library("msgpack")
+        load_library("zstandard")
+    except ImportError as error:
+        return [Row(f"recorder: not measured, {error}", float("nan"), None, "ns")]
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        pools = {
+            name: [stack.enter_context(watched(8192)) for _ in range(2)]
+            for name in ("watched", "twin", "recorded")
+        }
+        for pool in pools["recorded"]:
+            stack.callback(record(pool, folder=folder).stop)
+        for label, cycle, target in (
+            ("one-block call", cycle_ns, 60.0),
+            ("allocate_kv or its free_all", kv_cycle_ns, None),
+        ):
+            lanes = {
+                name: (lambda some=some, c=cycle: sum(c(pool, 1, 3000) for pool in some) / 2)
+                for name, some in pools.items()
+            }
+            for lane in lanes.values():  # until the rings are full, which happens once
+                for _ in range(12):
+                    lane()
+            s = by_turns(lanes, rounds)
+            added = median(a - b for a, b in zip(s["recorded"], s["watched"], strict=True)) / 2
+            wobble = abs(median(a - b for a, b in zip(s["twin"], s["watched"], strict=True))) / 2
+            note = f"ratio {ratio(s['recorded'], s['watched']):.3f}, twin {ratio(s['twin'], s['watched']):.3f}"
+            rows.append(Row(f"recorder, added to a {label}", added, target, "ns", wobble, note))
+        rows += dumping(stack.enter_context(watched(200_000)), folder)
+    return rows
+
+
+def dumping(pool: BlockPoolAllocator, folder: str) -> list[Row]:
+    """A full ring and ten thousand owners: under the lock, and in all; and a continuous file."""
+    from veloxquant_mlx.telemetry import record
+    from veloxquant_mlx.telemetry.recorder import Recorder
+
+    def fill(n: int) -> None:
+        for _ in range(n):
+            pool.allocate_kv(SIZE, 7)
+            pool.free_all(7)
+
+    def held_us(recorder: Recorder) -> float:
+        began = time.thread_time_ns()
+        recorder._ring.copy(pool)
+        return (time.thread_time_ns() - began) / 1000
+
+    for owner in range(100, 10_100):
+        pool.allocate("k", SIZE * 8, owner)
+    recorder = record(pool, folder=folder)
+    fill(40_000)
+    locked = [held_us(recorder) for _ in range(9)]
+    began = time.thread_time()
+    path = recorder.dump(Path(folder) / "ring.vqtrace")
+    took = time.thread_time() - began
+    recorder.stop()
+    size = path.stat().st_size
+    began = time.process_time()
+    fill(40_000)
+    plain = time.process_time() - began
+    recorder = record(pool, Path(folder) / "all.vqtrace", folder=folder)
+    began = time.process_time()
+    fill(40_000)
+    recorder.stop()
+    every = (time.process_time() - began - plain) / 80_000
+    note = f"{size / 1024:.0f} KiB"
+    spread = median(locked) - min(locked)
+    return [
+        Row("dump of 65,536 calls, 10,000 owners: lock held", median(locked), None, "us", spread),
+        Row("  in all", took * 1000, None, "ms", None, note),
+        Row("continuous file, CPU of all threads, a call of kv", every * 1e9, None, "ns"),
+    ]
+
+
 # -- snapshots and scrapes ------------------------------------------------------------------------
 
 
@@ -470,7 +566,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     n = 1 if options.quick else 4
     load_before = os.getloadavg()[0]
-    rows = cycles(20 * n) + snapshots(200 * n) + scrapes(10 * n)
+    rows = cycles(20 * n) + recording(20 * n) + snapshots(200 * n) + scrapes(10 * n)
     rows += allocate_while_scraped(1.0 * n) + flatness()
     if options.peer != "none":
         from against_peer import peer_python

@@ -97,8 +97,7 @@ class Packer:
         self._empty()
 
     def _empty(self) -> None:
-        self._columns: dict[str, list[int]] = {name: [] for name in COLUMNS}
-        self._put = tuple(column.append for column in self._columns.values())
+        self._rows: list[tuple[int, ...]] = []
         self._new_formats: list[str] = []
         self._new_names: list[Owner] = []
         self._n_owners_before = self._n_owners
@@ -107,7 +106,7 @@ class Packer:
     @property
     def n_rows(self) -> int:
         """Rows since the last `take`."""
-        return len(self._columns["blocks"])
+        return len(self._rows)
 
     @property
     def n_grown(self) -> int:
@@ -167,31 +166,32 @@ class Packer:
         grown, self._n_grown = n_grown - self._n_grown, n_grown
         code, fresh = OPERATION_OF[operation], 1
         for index, (lease, blocks, run) in enumerate(parts):
-            stream = self._streams[lease._stream.name]
-            owner, growth, tokens = -1, 0, min(n_tokens, MAX_COUNT)
+            stream, fmt = self._streams[lease._stream.name], self._formats.get(lease._format)
+            if fmt is None:
+                fmt = self._format(lease._format)
+            owner, growth, tokens = -1, 0, -1
             if operation == ALLOCATE:
-                last = index == len(parts) - 1
-                growth = max(grown, 0) if last else self._lacked(stream, blocks, grown)
-                grown -= growth
+                if grown:
+                    last = index == len(parts) - 1
+                    growth = max(grown, 0) if last else self._lacked(stream, blocks, grown)
+                    grown -= growth
                 self._free[stream] += growth - blocks
-                owner = self._took(lease, blocks)
+                owner, tokens = self._took(lease, blocks), min(n_tokens, MAX_COUNT)
             elif operation == SHRINK:
                 self._free[stream] -= blocks
-                tokens = -1
             else:
                 self._free[stream] += blocks
                 owner = self._gave(lease, blocks)
                 tokens = self._tokens_of(operation, lease, blocks, run, index, freed)
-            values = (fresh, code, OK, stream, self._format(lease._format), owner, blocks, tokens)
-            self._row(at_ns, values, growth)
+            self._row(at_ns, (fresh, code, OK, stream, fmt, owner, blocks, tokens), growth)
             fresh = 0
 
     def _row(self, at_ns: int, values: tuple[int, ...], growth: int) -> None:
-        now = self._now
-        delta = max(0, at_ns - now)
-        self._now = now + delta
-        for put, value in zip(self._put, (delta, *values, growth), strict=True):
-            put(value)
+        delta = at_ns - self._now
+        if delta < 0:
+            delta = 0
+        self._now += delta
+        self._rows.append((delta, *values, growth))
 
     def _lacked(self, stream: int, blocks: int, grown: int) -> int:
         return max(0, min(grown, blocks - self._free[stream]))
@@ -262,7 +262,9 @@ class Packer:
 
     def take(self, samples: Sequence[Sampled] = ()) -> dict[str, Any]:
         """The map of a chunk with all that was added since the last one."""
-        chunk: dict[str, Any] = {"n": self.n_rows, **pack_columns(COLUMNS, self._columns)}
+        fields = zip(*self._rows, strict=True) if self._rows else ((),) * len(COLUMNS)
+        columns: dict[str, Sequence[int]] = dict(zip(COLUMNS, fields, strict=True))
+        chunk: dict[str, Any] = {"n": self.n_rows, **pack_columns(COLUMNS, columns)}
         if self._picked:
             chunk["picks"] = pack_columns(
                 ("rows", "counts", "ids"),
@@ -273,8 +275,7 @@ class Packer:
                 },
             )
         if samples:
-            fields = zip(*samples, strict=True)
-            columns = dict(zip(SAMPLE_COLUMNS, map(list, fields), strict=True))
+            columns = dict(zip(SAMPLE_COLUMNS, zip(*samples, strict=True), strict=True))
             columns["at_ns"] = [max(0, at - self._began_ns) for at in columns["at_ns"]]
             chunk["samples"] = {"n": len(samples), **pack_columns(SAMPLE_COLUMNS, columns)}
         return {**chunk, **self.take_tables()}
