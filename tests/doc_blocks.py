@@ -33,7 +33,7 @@ __all__ = ["SHELL", "Block", "Marks", "blocks_of", "left_out", "run_python", "ru
 SHELL: Final = ("sh", "console")
 _MARK = re.compile(r"<!-- docs-test: (?P<verb>\w+)(?::? (?P<rest>.*?))? -->")
 _VERBS: Final = {"skip", "shorter", "file", "needs", "retry", "fails"}
-_BIN: Final = Path(sys.executable).parent
+_PATH: Final = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def left_out(block: Block) -> str | None:
     if "skip" in block.marks.said:
         return block.marks.said["skip"]
     need = block.marks.said.get("needs")
-    if need and need not in os.environ and shutil.which(need) is None:
+    if need and need not in os.environ and shutil.which(need, path=_PATH) is None:
         return f"{need} is not here"
     return None
 
@@ -147,7 +147,7 @@ class Ports:
 def _environment(scratch: Path) -> dict[str, str]:
     home = scratch / "home"
     home.mkdir()
-    given = {"HOME": str(home), "PATH": f"{_BIN}:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+    given = {"HOME": str(home), "PATH": _PATH, "LANG": "C.UTF-8"}
     keep = ("VELOXQUANT_TEST_MODEL", "LD_LIBRARY_PATH")
     return given | {name: os.environ[name] for name in keep if name in os.environ}
 
