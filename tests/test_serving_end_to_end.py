@@ -21,6 +21,7 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("mlx_lm")
 pytestmark = pytest.mark.timeout(120)
 
+ROOT = Path(__file__).resolve().parent.parent
 # The real server, which on SIGUSR1 sums up what the census should find, the slow way.
 SERVER = """
 import gc, json, signal, sys
@@ -233,6 +234,20 @@ def test_every_hook_is_in_place_and_none_failed(server: Served) -> None:
     assert not [line for line in server.log if "mlx-lm" in line and "off:" in line]
 
 
+def board_queries() -> list[str]:
+    """What the board of model servers asks, but for what it shows only above 0."""
+    board = json.loads((ROOT / "dashboards" / "grafana" / "model-server.json").read_text())
+    found = [t["expr"] for panel in board["panels"] for t in panel.get("targets", ())]
+    for variable, value in (
+        ("$job", ".*"),
+        ("$instance", ".*"),
+        ("$__rate_interval", "20s"),
+        ("$__range", "20s"),
+    ):
+        found = [expression.replace(variable, value) for expression in found]
+    return [e for e in found if not e.endswith("> 0") and "veloxquant_program_pool_" not in e]
+
+
 def test_a_real_prometheus_gets_it(server: Served, tmp_path: Path) -> None:
     """What a scraper asks of it, in PromQL."""
     target = server.metrics.removeprefix("http://").removesuffix("/metrics")
@@ -245,6 +260,7 @@ def test_a_real_prometheus_gets_it(server: Served, tmp_path: Path) -> None:
         until(
             lambda: prometheus.value("sum(veloxquant_program_generated_tokens_total)") == first + n
         )
+        until(lambda: not [q for q in board_queries() if not prometheus.values(q)])
         for query in (
             "histogram_quantile(0.95, sum by (le)(veloxquant_program_time_to_first_token_seconds_bucket))",
             "sum by (kind)(veloxquant_mlx_memory_account_bytes)",
@@ -286,6 +302,15 @@ def test_a_dead_generation_thread_shows(model: Path, tmp_path: Path) -> None:
         until(lambda: server.value("program_generation_thread_alive") == 0)
         assert server.value("program_requests_total", outcome="failed") == 2
         assert server.value("program_requests_total", outcome="ok") == 1
+
+
+def test_run_as_a_module_there_is_one_copy_of_the_server(model: Path) -> None:
+    """`-m mlx_lm.server` would put a second one past the hooks, under the name `__main__`."""
+    program = ["python", "-m", "mlx_lm.server", "--model", str(model), "--log-level", "CRITICAL"]
+    with served(program) as server:
+        n = chat(client_of(server), 0, stream=True).generated
+        assert server.value("program_generated_tokens_total", operation="chat") == n
+        assert server.value("program_hook_ok", hook="requests") == 1
 
 
 @pytest.mark.timeout(200)

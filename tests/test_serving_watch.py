@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import queue
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +24,7 @@ from veloxquant_mlx.serving import Listener, Watch, stop_watching, watch
 from veloxquant_mlx.serving.events import EVENTS
 from veloxquant_mlx.telemetry import CATALOGUE, take_snapshot
 from veloxquant_mlx.telemetry.histogram import HistogramSnapshot
-from veloxquant_mlx.telemetry.program import ProgramSnapshot
+from veloxquant_mlx.telemetry.program import AccountSnapshot, ProgramSnapshot
 from veloxquant_mlx.telemetry.program_values import EVICTION_REASONS, OUTCOMES
 
 mx = pytest.importorskip("mlx.core")
@@ -260,7 +265,7 @@ def test_the_program_is_part_of_the_snapshot_and_every_row_can_be_read(
         snapshot,
         mlx_device_total_bytes=9,
         program=replace(
-            snapshot.program, generation_thread_alive=True, weights_bytes=5,
+            snapshot.program, generation_thread_alive=True, account=AccountSnapshot(), weights_bytes=5,
             prompt_cache=replace(snapshot.program.prompt_cache, max_bytes=7),  # type: ignore[type-var]
         ),
     )  # fmt: skip
@@ -292,20 +297,27 @@ def test_without_the_census_the_rest_is_there(loaded: tuple[Any, Any]) -> None:
     assert take_snapshot().program is None
 
 
-@pytest.mark.parametrize("flush", ["snapshot", "model"])
+@pytest.mark.parametrize("flush", ["server", "model"])
 def test_an_unknown_version_is_warned_of_once(
     watched: Watch, monkeypatch: pytest.MonkeyPatch, caplog: Any, flush: str, loaded: Any
 ) -> None:
     """With what is off, and at the first occasion after the imports."""
+
+    class Server:
+        requests: queue.Queue[int] = queue.Queue()
+        _generation_thread = threading.current_thread()
+
+    server = Server()
     monkeypatch.setattr(sys.modules["mlx_lm._version"], "__version__", "9.9.9")
     with caplog.at_level(logging.WARNING, "veloxquant_mlx.serving"):
-        act: Callable[[], object] = watched.snapshot
-        if flush == "model":
-            event = watched.seams.event("on_model_loaded")
-            act = lambda: event(loaded[0])  # noqa: E731 - the one call or the other
-        act()
-        act()
         watched.snapshot()
+        assert not caplog.records, "imports may still be going on"
+        for _ in range(2):
+            if flush == "model":
+                watched.seams.event("on_model_loaded")(loaded[0])
+            else:
+                watched.seams.event("on_server_made")(server)
+            watched.snapshot()
     (record,) = caplog.records
     assert "mlx-lm 9.9.9 is untested" in record.getMessage()
     assert record.getMessage().endswith("off: nothing")
@@ -314,3 +326,58 @@ def test_an_unknown_version_is_warned_of_once(
 def test_the_tiny_model_of_the_demo_is_no_other(loaded: tuple[Any, Any]) -> None:
     """What is on disk generates what is in memory."""
     assert streamed(tiny_llama(0).model, loaded[1]) == streamed(*loaded)
+
+
+# -- over OTLP, and in a forked child --------------------------------------------------------------
+
+
+def test_names_over_otlp_are_those_of_the_conventions(
+    watched: Watch, loaded: tuple[Any, Any]
+) -> None:
+    """As the semantic-conventions package has them, with the attributes that they ask for."""
+    genai = pytest.importorskip("opentelemetry.semconv._incubating.metrics.gen_ai_metrics")
+    names = pytest.importorskip("opentelemetry.semconv._incubating.attributes.gen_ai_attributes")
+    from veloxquant_exporters.opentelemetry.naming import HISTOGRAMS
+    from veloxquant_exporters.opentelemetry.points import points
+    from veloxquant_exporters.sources import LiveSource
+
+    streamed(*loaded)
+    reading = LiveSource().read()
+    found = {
+        str(row.otel): [attributes for _, attributes, _ in points(row, reading, "semantic")]
+        for row in HISTOGRAMS
+    }
+    conventions = {value for key, value in vars(genai).items() if key.startswith("GEN_AI_")}
+    ours = {name for name in found if name.startswith("gen_ai.")}
+    assert len(ours) == 4 and ours <= conventions
+    common = {names.GEN_AI_PROVIDER_NAME: "mlx_lm", names.GEN_AI_OPERATION_NAME: "text_completion"}
+    assert common in found[genai.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN]
+    assert common in found[genai.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN]
+    for kind in ("input", "output"):
+        assert {**common, names.GEN_AI_TOKEN_TYPE: kind} in found[genai.GEN_AI_CLIENT_TOKEN_USAGE]
+
+
+def test_a_child_that_is_forked_while_a_thread_counts_does_not_hang(watched: Watch) -> None:
+    """The thread that held the lock is not there to let it go."""
+    held, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with watched._requests._lock, watched._batches._lock, watched.seams._lock:
+            held.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads is the point
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        watched.snapshot()
+        watched.seams.count("x")
+        os._exit(7)
+    _, status = os.waitpid(child, 0)
+    leave.set()
+    thread.join(20)
+    assert os.waitstatus_to_exitcode(status) == 7

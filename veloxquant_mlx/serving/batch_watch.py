@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import Counter
 from typing import Any
 
 from veloxquant_mlx.serving.events import Listener, Seams
+from veloxquant_mlx.serving.fork_lock import lock_of
 from veloxquant_mlx.serving.request import Request
 from veloxquant_mlx.serving.wrap_requests import in_server
 from veloxquant_mlx.telemetry.histogram import Histogram, HistogramSnapshot
@@ -23,7 +23,7 @@ class BatchWatch(Listener):
         self._generators: weakref.WeakKeyDictionary[Any, dict[int, Request]] = (
             weakref.WeakKeyDictionary()
         )
-        self._lock = threading.RLock()
+        self._lock = lock_of(self)
         self._n_streams = 0
         self._rows = Histogram(ROW_BUCKETS)
         self._started, self._read, self._token, self._finished = (

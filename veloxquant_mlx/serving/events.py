@@ -8,10 +8,11 @@ they must be quick, and must not evaluate an array.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from veloxquant_mlx.serving.fork_lock import lock_of
 
 if TYPE_CHECKING:
     from veloxquant_mlx.serving.request import Request
@@ -222,7 +223,7 @@ class Seams:
     """All events, and who listens. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = lock_of(self)
         self._listeners: tuple[Listener, ...] = ()
         self._events = {name: Event(name, self) for name in EVENTS}
         self.errors: dict[str, int] = {}

@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
 from veloxquant_mlx.serving.events import Seams
+from veloxquant_mlx.serving.fork_lock import lock_of
 
 __all__ = ["Make", "PatchPoint", "Patcher"]
 
@@ -51,7 +51,7 @@ class Patcher:
     def __init__(self, points: Sequence[PatchPoint], seams: Seams) -> None:
         self.points = tuple(points)
         self._seams = seams
-        self._lock = threading.RLock()
+        self._lock = lock_of(self)
         self._finder = _Finder({point.module for point in points}, self._patch)
         self._placed: dict[PatchPoint, tuple[Any, str, Any, Any]] = {}
         self._missing: dict[PatchPoint, None] = {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
 from veloxquant_mlx.serving.events import Listener
+from veloxquant_mlx.serving.fork_lock import lock_of
 from veloxquant_mlx.serving.request import Request
 from veloxquant_mlx.telemetry.histogram import Histogram
 from veloxquant_mlx.telemetry.program import RequestsSnapshot
@@ -76,7 +76,7 @@ class RequestWatch(Listener):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = lock_of(self)
         self._operations = {name: _Operation() for name in OPERATIONS}
 
     def on_request_read(self, request: Request) -> None:

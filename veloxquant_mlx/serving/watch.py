@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from veloxquant_mlx.serving.accounting import Accounting
@@ -17,7 +17,7 @@ from veloxquant_mlx.serving.points import POINTS, TESTED_VERSIONS
 from veloxquant_mlx.serving.prompt_cache_watch import PromptCacheWatch
 from veloxquant_mlx.serving.request_watch import RequestWatch
 from veloxquant_mlx.serving.weights import Weights
-from veloxquant_mlx.telemetry.program import ProgramSnapshot
+from veloxquant_mlx.telemetry.program import CacheCensus, ProgramSnapshot
 from veloxquant_mlx.telemetry.program_source import set_program_source
 
 __all__ = ["Watch", "stop_watching", "watch"]
@@ -101,7 +101,8 @@ class Watch:
     def snapshot(self) -> ProgramSnapshot:
         """The program now. What cannot be read is left out and counted."""
         hooks = self.patcher.hooks()
-        self._warning.warn()
+        if self._weights.total_bytes() is not None or hooks.get("weights") is False:
+            self._warning.warn()  # before a model is loaded, imports may still be going on
         active: dict[str, int] = self._read("batch_generator", self._batches.active, {})
         if active:
             active["queued"] += self._read("server", self._server.queued, 0)
@@ -109,9 +110,7 @@ class Watch:
         return ProgramSnapshot(
             mlx_lm=_version(),
             hooks=hooks,
-            caches=None
-            if census is None
-            else census.count(lambda: self.seams.count("cache_census")),
+            caches=None if census is None else self._read("cache_census", self._counted, None),
             prompt_cache=self._read("prompt_cache", self._prompt_cache.snapshot, None),
             requests=self._requests.snapshot(),
             active_requests=active,
@@ -121,6 +120,10 @@ class Watch:
             account=None if self.accounting is None else self.accounting.snapshot(),
             hook_errors={**dict.fromkeys(hooks, 0), **self.seams.errors},
         )
+
+    def _counted(self) -> Mapping[str, CacheCensus]:
+        assert self._census is not None
+        return self._census.count(lambda: self.seams.count("cache_census"))
 
     def _read(self, hook: str, read: Callable[[], _T], otherwise: _T) -> _T:
         try:
