@@ -77,6 +77,11 @@ COMMANDS: Final[dict[str, Entry]] = {
         "Do a recorded trace again, check it, and time it.",
         ("cli", "trace"),
     ),
+    "report": Entry(
+        f"{_HERE}.report",
+        "Draw a trace as one HTML page that needs no server.",
+        ("cli", "trace", "report"),
+    ),
     "simulate": Entry(
         f"{_HERE}.simulate",
         "Tell what other pool configurations would have done with a trace.",

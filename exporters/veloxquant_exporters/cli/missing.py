@@ -26,6 +26,7 @@ LIBRARIES: Final = {
     "zstandard": "zstandard",
     "numpy": "NumPy",
     "matplotlib": "matplotlib",
+    "bokeh": "Bokeh",
     "mlx": "MLX",
     "mlx_lm": "mlx-lm",
 }
