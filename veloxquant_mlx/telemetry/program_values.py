@@ -29,10 +29,10 @@ Outcome = Literal["ok", "cancelled", "failed", "rejected"]
 OPERATIONS: Final[tuple[Operation, ...]] = ("chat", "text_completion")
 OUTCOMES: Final[tuple[Outcome, ...]] = ("ok", "cancelled", "failed", "rejected")
 # queued: not begun. prefill, decode: rows of batches. single: sequences that run without a batch.
-STATES: Final = ("queued", "prefill", "decode", "single")
+STATES: Final[tuple[str, ...]] = ("queued", "prefill", "decode", "single")
 
 # Classes of mlx-lm. What a program derives from them counts as its nearest one here.
-CACHE_KINDS: Final = (
+CACHE_KINDS: Final[tuple[str, ...]] = (
     "KVCache",
     "RotatingKVCache",
     "QuantizedKVCache",
@@ -46,9 +46,16 @@ CACHE_KINDS: Final = (
 )
 
 # Of the server's prompt cache.
-ENTRY_TYPES: Final = ("assistant", "user", "system")
-LOOKUP_OUTCOMES: Final = ("hit", "miss")
-EVICTION_REASONS: Final = ("replaced", "prefix", "entries", "bytes", "trimmed", "budget")
+ENTRY_TYPES: Final[tuple[str, ...]] = ("assistant", "user", "system")
+LOOKUP_OUTCOMES: Final[tuple[str, ...]] = ("hit", "miss")
+EVICTION_REASONS: Final[tuple[str, ...]] = (
+    "replaced",
+    "prefix",
+    "entries",
+    "bytes",
+    "trimmed",
+    "budget",
+)
 
 # As the same conventions advise, for their metrics of the same meaning.
 DURATION_BUCKETS_S: Final = tuple(0.01 * 2**power for power in range(14))

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Collection
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -195,7 +196,7 @@ def _compile(source: str | bytes, path: str) -> CodeType:
 def _apply_flags(program: Program) -> None:
     if "u" in program.flags:
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):
+            if isinstance(stream, TextIOWrapper):  # not what a caller put there
                 stream.reconfigure(write_through=True)
     if "B" in program.flags:
         sys.dont_write_bytecode = True
