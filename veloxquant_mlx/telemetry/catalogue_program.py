@@ -16,6 +16,7 @@ from veloxquant_mlx.telemetry.catalogue_row import (
     Value,
 )
 from veloxquant_mlx.telemetry.program import (
+    AccountSnapshot,
     CacheCensus,
     ProgramSnapshot,
     PromptCacheSnapshot,
@@ -49,6 +50,11 @@ def _by(read: Callable[[ProgramSnapshot], Mapping[str, Value]]) -> ReadProcess:
 
 def _caches(read: Callable[[CacheCensus], int]) -> ReadProcess:
     return _by(lambda program: {kind: read(one) for kind, one in (program.caches or {}).items()})
+
+
+def _account(read: Callable[[AccountSnapshot], int]) -> ReadProcess:
+    """Only of a program whose caches are charged to a pool."""
+    return _number(lambda program: None if program.account is None else read(program.account))
 
 
 def _kept(read: Callable[[PromptCacheSnapshot], Mapping[str, int] | int | None]) -> ReadProcess:
@@ -223,13 +229,27 @@ _PROMPT_CACHE: Final = (
     _counter("prompt_cache_evictions",
              "Entries that left the prompt cache, by reason: replaced (same tokens anew), prefix "
              "(a longer one has all of it), entries and bytes (over a limit, the oldest goes), "
-             "trimmed (room for the batch).",
+             "trimmed (room for the batch), budget (the pool of --pool is full).",
              _kept(lambda c: c.evictions), otel="prompt_cache.evictions", ucum="{entry}",
              labels=("reason",)),
 )  # fmt: skip
 
+_ACCOUNT: Final = (
+    _gauge("pool_excess_blocks",
+           "Blocks that plain KV caches take up beyond what the pool of --pool could be charged.",
+           _account(lambda a: a.excess_blocks), otel="pool.block.excess", ucum="{block}"),
+    _counter("pool_uncharged_blocks",
+             "Blocks by which that excess rose, once the prompt cache had nothing left to evict.",
+             _account(lambda a: a.excess_blocks_total), otel="pool.blocks.uncharged",
+             ucum="{block}"),
+    _gauge("pool_enforced",
+           "1 where requests are answered 503 that arrive over the budget (--enforce), else 0.",
+           _account(lambda a: int(a.enforced)), otel="pool.enforced", instrument="gauge"),
+)  # fmt: skip
+
 _REQUESTS: Final = (
-    _counter("requests", "Requests that ended: ok, cancelled (the client left) or failed.",
+    _counter("requests", "Requests that ended: ok, cancelled (the client left), failed, or rejected (answered 503 "
+             "over the budget of --enforce).",
              _requests(lambda r: r.finished), otel="requests", ucum="{request}",
              labels=("operation", "outcome")),
     _counter("prompt_tokens", "Prompt tokens of requests, cached ones too.",
@@ -270,4 +290,4 @@ _REQUESTS: Final = (
 )  # fmt: skip
 
 
-PROGRAM_ROWS: Final = (*_PROGRAM, *_CACHES, *_PROMPT_CACHE, *_REQUESTS)
+PROGRAM_ROWS: Final = (*_PROGRAM, *_CACHES, *_PROMPT_CACHE, *_ACCOUNT, *_REQUESTS)

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 
 from veloxquant_mlx.telemetry.histogram import HistogramSnapshot
 
-__all__ = ["AccountSnapshot", "CacheCensus", "ProgramSnapshot", "PromptCacheSnapshot", "RequestsSnapshot"]
+__all__ = [
+    "AccountSnapshot",
+    "CacheCensus",
+    "ProgramSnapshot",
+    "PromptCacheSnapshot",
+    "RequestsSnapshot",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
