@@ -307,6 +307,8 @@ def test_an_empty_trace_has_a_page_too(tmp_path: Path) -> None:
     ran = vqmon(str(tmp_path / "idle.vqtrace"))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert (tmp_path / "idle.html").stat().st_size > 1000
+    ran = vqmon(str(tmp_path / "idle.vqtrace"), "--json")
+    assert json.loads(ran.stdout)["output"] == str(tmp_path / "idle.html")
 
 
 def test_wrong_usage_is_one_line(run: Run, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import click
@@ -10,7 +12,7 @@ __all__ = ["command"]
 
 
 @click.command("report")
-@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("trace", type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
@@ -18,7 +20,8 @@ __all__ = ["command"]
     show_default="TRACE with .html",
     help="File to write; one that is there is replaced.",
 )
-def command(trace: Path, output: Path | None) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: what was written, and of what.")
+def command(trace: Path, output: Path | None, as_json: bool) -> int:
     """Draw a trace as one HTML page that needs no server.
 
     Shows what was held over time, a map of the blocks coloured by owner, the owners' lifetimes,
@@ -26,7 +29,7 @@ def command(trace: Path, output: Path | None) -> int:
     network, so it can be mailed or attached to a ticket.
 
     \b
-    Exit codes: 0 done, 1 the file is no trace or the page cannot be written, 2 wrong usage.
+    Exit codes: 0 done, 1 the trace cannot be read or the page cannot be written, 2 wrong usage.
 
     \b
     Example: vqmon report chat.vqtrace -o report.html
@@ -38,7 +41,7 @@ def command(trace: Path, output: Path | None) -> int:
     from veloxquant_mlx.telemetry.trace import TraceError, load_trace
 
     output = output or trace.with_suffix(".html")
-    if output.resolve() == trace.resolve():
+    if os.path.realpath(output) == os.path.realpath(trace):
         raise click.UsageError(f"--output: {output} is the trace itself; name another file")
     console = Console(stderr=True)
     try:
@@ -48,5 +51,10 @@ def command(trace: Path, output: Path | None) -> int:
             write_report(loaded, output, progress=lambda n: bar.update(task, completed=n))
     except TraceError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"wrote {output} ({output.stat().st_size / 1e6:.1f} MB)")
+    n_bytes = output.stat().st_size
+    if as_json:
+        found = {"trace": str(trace), "output": str(output), "bytes": n_bytes}
+        click.echo(json.dumps({**found, "calls": loaded.n_calls, "lost": loaded.n_lost}, indent=1))
+    else:
+        click.echo(f"wrote {output} ({n_bytes / 1e6:.1f} MB)")
     return 0
