@@ -246,18 +246,46 @@ def test_weights_make_the_histogram_true_of_a_mixture(watched: Any) -> None:
     assert 0.02 < share < 0.35
 
 
+def sampled_at_rate(slot: RareSlot, calls_a_second: int, n_samples: int = 40) -> int:
+    """Let calls come in at an even rate, sample those that are due; returns the last stride."""
+    each_ns = 1_000_000_000 // calls_a_second
+    calls, now_ns = slot.sampled_calls or 10_000, slot.sampled_ns or 10**12
+    slot.sampled_calls, slot.sampled_ns = calls, now_ns
+    for _ in range(n_samples):
+        calls += slot.left
+        now_ns += slot.left * each_ns
+        slot.sampled(calls, now_ns, 0.5)
+    return slot.left
+
+
 def test_strides_are_short_at_first_and_for_quiet_pools() -> None:
     """Twice the calls at first, then so that 20 samples a second are taken, up to the most."""
     slot = RareSlot("allocate")
     assert slot.stride(1, 0, 0.5) == 2
-    slot.sampled_calls, slot.sampled_ns = 10_000, 0
-    a_second = 1_000_000_000
-    assert slot.stride(10_010, a_second, 0.5) == 1  # 10 calls a second: each of them
-    assert slot.stride(10_100, a_second, 0.5) == 5
-    assert slot.stride(14_000, a_second, 0.5) == 200
-    assert slot.stride(10_000_000, a_second, 0.5) == MAX_STRIDE
-    assert slot.stride(10_000_000, 0, 0.99) <= 1.5 * MAX_STRIDE
-    assert {slot.stride(14_000, a_second, j / 10) for j in range(10)} >= {100, 140, 200, 260}
+    for calls_a_second, stride in ((10, 1), (100, 5), (4000, 200), (10_000_000, MAX_STRIDE)):
+        assert sampled_at_rate(RareSlot("allocate"), calls_a_second) == stride
+    assert sampled_at_rate(slot, 4000) == 200
+    assert sampled_at_rate(slot, 10) == 1, "a pool that has become quiet"
+    assert sampled_at_rate(slot, 4000) == pytest.approx(200, rel=0.02), "and busy again"
+    slot = RareSlot("allocate")
+    slot.sampled_calls, slot.sampled_ns = 10_000_000, 10**12
+    assert slot.stride(20_000_000, 10**12, 0.99) <= 1.5 * MAX_STRIDE
+
+
+def test_two_calls_at_once_do_not_blind_a_quiet_pool() -> None:
+    """A pair of calls every second: the second of each is a microsecond after the first."""
+    slot = RareSlot("allocate")
+    slot.sampled_calls, slot.sampled_ns = 10_000, 10**12
+    n_sampled, calls, now_ns = 0, 10_000, 10**12
+    for _ in range(200):
+        now_ns += 1_000_000_000
+        for after_ns in (0, 1_000):
+            calls += 1
+            slot.left -= 1
+            if slot.left <= 0:
+                slot.sampled(calls, now_ns + after_ns, 0.5)
+                n_sampled += 1
+    assert n_sampled >= 200
 
 
 def test_a_round_of_layers_and_streams_is_sampled_all_over() -> None:

@@ -35,6 +35,7 @@ class Slot(ABC):
 
     __slots__ = (
         "armed_total",
+        "call_ns",
         "last",
         "misses",
         "operation",
@@ -48,6 +49,7 @@ class Slot(ABC):
         self.weighed = 0  # calls that observations stand for so far
         self.sampled_calls = 0  # calls at the newest sample
         self.sampled_ns = 0
+        self.call_ns = 0  # from one call to the next, as of late; at most NS_A_SAMPLE
         self.misses = 0  # armings without a sample since the newest one
         self.armed_total = 0  # calls on all slots at the newest arming
         self.last: Sample | None = None
@@ -75,8 +77,12 @@ class Slot(ABC):
 
     def stride(self, calls: int, now_ns: int, jitter: float) -> int:
         """After how many calls to sample again: few at first, and while calls are few a second."""
-        elapsed_ns = now_ns - self.sampled_ns
-        by_rate = (calls - self.sampled_calls) * NS_A_SAMPLE // (elapsed_ns or 1)
+        each_ns = (now_ns - self.sampled_ns) // max(1, calls - self.sampled_calls)
+        # Smoothed: two calls in quick succession on a quiet pool would else set a stride of
+        # thousands, of which the next comes due in an hour.
+        latest_ns = min(NS_A_SAMPLE, each_ns) if self.sampled_calls else 0
+        self.call_ns += (latest_ns - self.call_ns) >> 2
+        by_rate = NS_A_SAMPLE // (self.call_ns or 1)
         stride = max(1 << min(self.misses, 11), min(calls << 1, by_rate))
         return int(min(MAX_STRIDE, stride) * (0.5 + jitter)) or 1
 
