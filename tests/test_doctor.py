@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -454,20 +455,21 @@ print(json.dumps([f"{f.level} {f.what}" for f in found]))
         (0o755, "note this user cannot write into"),
     ],
 )
-def test_another_user_is_told_what_it_may_not(tmp_path: Path, mode: int, text: str) -> None:
+def test_another_user_is_told_what_it_may_not(mode: int, text: str) -> None:
     """A sidecar's user and the servers' need not be one."""
-    folder = tmp_path / "snapshots"
-    put(folder, a_file())
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(path.stat().st_mode | 0o011)
-    folder.chmod(mode)
-    done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, str(folder)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    # Not below pytest's folder, which is for one user alone at every level.
+    with tempfile.TemporaryDirectory() as above:
+        Path(above).chmod(0o755)
+        folder = Path(above) / "snapshots"
+        put(folder, a_file())
+        folder.chmod(mode)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, str(folder)],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     assert any(line.startswith(text) for line in json.loads(done.stdout)), done.stdout
 
 
