@@ -14,10 +14,12 @@ from tests.top_help import at, exhaust, snapshot, watched
 from veloxquant_exporters.top.board import AlertView
 from veloxquant_exporters.top.boards import BoardMaker
 from veloxquant_exporters.top.history import Moment
-from veloxquant_exporters.top.rules import HALF_JUDGED, NOT_JUDGED, RULES, Rule
+from veloxquant_exporters.top.rule import Rule
+from veloxquant_exporters.top.rules import HALF_JUDGED, NOT_JUDGED, RULES
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 from veloxquant_mlx.telemetry.process import ProcessSnapshot
+from veloxquant_mlx.telemetry.program import AccountSnapshot, ProgramSnapshot
 
 yaml = pytest.importorskip("yaml")
 
@@ -200,6 +202,39 @@ def test_an_old_owner_is_a_leak() -> None:
     assert names(at(0, old)) == ["VeloxQuantPoolBlockLeak"]
     young = replace(found, pools=(replace(found.pools[0], oldest_owner_age_s=3600.0),))
     assert names(at(0, young)) == []
+
+
+def serving(
+    found: ProcessSnapshot, active: int, excess: int = 0, total: int = 0
+) -> ProcessSnapshot:
+    """That process as a watched program with so many requests, and caches beyond its pool."""
+    account = AccountSnapshot(pool="alarmed", excess_blocks=excess, excess_blocks_total=total)
+    return replace(
+        found, program=ProgramSnapshot(active_requests={"decode": active}, account=account)
+    )
+
+
+def test_what_an_idle_server_keeps_is_no_leak() -> None:
+    """It is, once a request was seen."""
+    with watched("alarmed", n_blocks=64) as pool:
+        pool.allocate("k", 16, 1)
+        found = now()
+    old = replace(found, pools=(replace(found.pools[0], oldest_owner_age_s=3601.0),))
+    idle, busy = serving(old, 0), serving(old, 1)
+    assert names(at(0, idle), at(5, idle)) == []
+    assert names(at(0, busy), at(5, idle)) == ["VeloxQuantPoolBlockLeak"]
+
+
+def test_caches_beyond_their_pool_are_told(pool: BlockPoolAllocator) -> None:
+    """While there are some, and for five minutes after they rose."""
+    found = now()
+    before, over, after = serving(found, 1), serving(found, 1, 3, 7), serving(found, 1, 0, 7)
+    assert names(at(0, before)) == []
+    (alert,) = look(at(0, before), at(5, over))
+    assert (alert.name, alert.pool) == ("VeloxQuantPoolOverBudget", "alarmed")
+    assert alert.detail == "3 blocks beyond the pool, 7 more in 5m"
+    assert names(at(0, before), at(5, after)) == ["VeloxQuantPoolOverBudget"]
+    assert names(at(0, before), at(5, over), *(at(s, after) for s in range(100, 400, 50))) == []
 
 
 def test_a_double_free_is_told_at_once_by_reason(pool: BlockPoolAllocator) -> None:

@@ -97,7 +97,7 @@ def test_everything_is_there_at_80_by_24() -> None:
     assert max(map(len, found)) <= 80
     text = "\n".join(found)
     assert "vqmon top  scripted" in found[0]
-    assert "1 up  2 pools  40 of 96 blocks (42%)" in found[1]
+    assert "1 up  2 pools  40/96 blocks 42%" in found[1]
     row = next(line for line in found if "▸ main" in line)
     assert row.split()[1:3] == ["main", "worker-0"]
     assert "62%" in row and "40/64" in row and "50%" in row

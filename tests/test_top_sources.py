@@ -35,6 +35,7 @@ from veloxquant_exporters.top.poller import Poller
 from veloxquant_exporters.top.source import SourceError
 from veloxquant_mlx.telemetry.process import ProcessSnapshot
 from veloxquant_mlx.telemetry.program import (
+    AccountSnapshot,
     CacheCensus,
     ProgramSnapshot,
     PromptCacheSnapshot,
@@ -202,6 +203,7 @@ def served(n_tokens: int) -> ProgramSnapshot:
         active_requests={"decode": 2, "queued": 0},
         generation_thread_alive=False,
         weights_bytes=1000,
+        account=AccountSnapshot(excess_blocks=4, excess_blocks_total=9),
     )  # fmt: skip
 
 
@@ -222,7 +224,8 @@ def test_a_watched_program_is_told_of_beside_its_pools(used: ProcessSnapshot) ->
         "32 kv 400 B (25% waste)  prompt cache 3 entries 90 B, 25% of tokens hit",
         (
             "the generation thread is dead: every request fails  "
-            "not watched with this mlx-lm: server  2 hook errors"
+            "not watched with this mlx-lm: server  caches are 4 blocks over their pool  "
+            "2 hook errors"
         ),
     )
     direct = BoardMaker("made up").add(

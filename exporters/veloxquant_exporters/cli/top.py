@@ -45,10 +45,14 @@ def command(
     Reads a snapshot folder, a metrics page (of a process or of `vqmon serve`), or a recorded
     trace. --once and --json take two readings, an interval apart, so that rates are known.
 
-    Exit status: 1 if nothing can be read at first; 0 after q, Ctrl-C or SIGTERM.
+    \b
+    Exit codes: 0 after q, Ctrl-C or SIGTERM; 1 if nothing can be read at first.
 
-    Example: vqmon top /run/veloxquant; vqmon top http://localhost:9465/metrics --json
-    """
+    \b
+    Example: vqmon top /run/veloxquant
+    Example: vqmon top http://localhost:9465/metrics --json
+    Example: vqmon top incident.vqtrace --at 12
+    """  # noqa: D301 - \b is click's mark for lines that stay as they are
     if not source:
         raise click.UsageError(f"say what to watch: {_WANTED}")
     if once and as_json:

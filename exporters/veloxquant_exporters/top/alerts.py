@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from veloxquant_exporters.top.board import AlertView
-from veloxquant_exporters.top.rules import RULES, Finding, Rule, Scene
+from veloxquant_exporters.top.rule import Finding, Rule, Scene
+from veloxquant_exporters.top.rules import RULES
 
 __all__ = ["AlertWatch"]
 

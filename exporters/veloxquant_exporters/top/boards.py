@@ -7,7 +7,7 @@ from typing import Protocol
 from veloxquant_exporters.top.alerts import AlertWatch
 from veloxquant_exporters.top.board import AlertView, Board, PoolView, ProcessView
 from veloxquant_exporters.top.history import History, Moment
-from veloxquant_exporters.top.rules import Scene
+from veloxquant_exporters.top.rule import Scene
 from veloxquant_exporters.top.source import Source
 from veloxquant_exporters.top.trace_place import TracePlace
 from veloxquant_exporters.top.track import Track, Tracks, tracks

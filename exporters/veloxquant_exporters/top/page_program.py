@@ -6,6 +6,7 @@ from typing import Final
 
 from veloxquant_exporters.top.page_series import Series
 from veloxquant_mlx.telemetry.program import (
+    AccountSnapshot,
     CacheCensus,
     ProgramSnapshot,
     PromptCacheSnapshot,
@@ -32,6 +33,18 @@ def read_program(series: Series) -> ProgramSnapshot | None:
         active_requests=series.by(P + "active_requests", "state"),
         generation_thread_alive=None if alive is None else bool(alive),
         weights_bytes=series.whole(P + "weights_bytes"),
+        account=_account(series),
+    )
+
+
+def _account(series: Series) -> AccountSnapshot | None:
+    excess = series.whole(P + "pool_excess_blocks")
+    if excess is None:
+        return None
+    return AccountSnapshot(
+        excess_blocks=excess,
+        excess_blocks_total=series.whole(P + "pool_uncharged_blocks_total") or 0,
+        enforced=bool(series.whole(P + "pool_enforced")),
     )
 
 

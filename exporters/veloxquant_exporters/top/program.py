@@ -71,5 +71,7 @@ def _faults(program: ProgramSnapshot) -> Iterator[str]:
     missing = [hook for hook, ok in program.hooks.items() if not ok]
     if missing:
         yield f"not watched with this mlx-lm: {', '.join(missing)}"
+    if program.account is not None and program.account.excess_blocks:
+        yield f"caches are {amount(program.account.excess_blocks)} blocks over their pool"
     if errors := sum(program.hook_errors.values()):
         yield f"{errors} hook errors"

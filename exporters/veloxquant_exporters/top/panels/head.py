@@ -42,18 +42,18 @@ def _sums(board: Board) -> Text:
     text = Text(" ")
     text.append(f"{up} up")
     if down:
-        text.append(f", {down} down", style="bold red")
+        text.append(", ").append(f"{down} down", style="bold red")
     text.append(f"  {_plural(len(board.pools), 'pool', 'pools')}")
     managed = sum(pool.n_blocks for pool in board.pools)
     used = sum(pool.in_use for pool in board.pools)
     if managed:
-        text.append(f"  {amount(used)} of {amount(managed)} blocks ({percent(used / managed)})")
+        text.append(f"  {amount(used)}/{amount(managed)} blocks {percent(used / managed)}")
     rates = [pool.rates for pool in board.pools if pool.rates is not None]
     if rates:
-        text.append(f"  alloc {rate(sum(r.allocations for r in rates))}/s")
-        text.append(f"  free {rate(sum(r.frees for r in rates))}/s")
+        text.append(f"  alloc {rate(sum(r.allocations for r in rates))}")
+        text.append(f" free {rate(sum(r.frees for r in rates))}")
         failed = sum(r.exhaustions for r in rates)
-        text.append(f"  fail {rate(failed)}/s", style="bold red" if failed else "")
+        text.append(f" fail {rate(failed)}/s", style="bold red" if failed else "")
     if board.errors:
         errors = ", ".join(f"{clean(reason)} {n}" for reason, n in sorted(board.errors.items()))
         text.append(f"  unread: {errors}", style="yellow")

@@ -12,10 +12,10 @@ from veloxquant_exporters.top.units import gigabytes, percent
 
 __all__ = ["memory"]
 
-_POOLS: Final = ("█", "magenta")
+_POOLS: Final = ("█", "cyan")
 _CACHES: Final = ("█", "green")
 _WEIGHTS: Final = ("▓", "blue")
-_REST: Final = ("▒", "cyan")
+_REST: Final = ("▒", "white")
 _CACHE: Final = ("▒", "bright_black")
 
 

@@ -107,7 +107,7 @@ def _when(timed: Latency) -> str:
 def _rates(pool: PoolView) -> Text:
     found = pool.rates
     if found is None:
-        return join([_label("rates"), "known from the second reading on"])
+        return join([_label("rates /s"), "known from the second reading on"])
     named = {
         "alloc": found.allocations,
         "free": found.frees,
@@ -115,8 +115,8 @@ def _rates(pool: PoolView) -> Text:
         "grow": found.grown,
         "retire": found.retired,
     }
-    text = "  ".join(f"{name} {rate(value)}/s" for name, value in named.items())
-    return join([_label("rates"), text])
+    text = ", ".join(f"{name} {rate(value)}" for name, value in named.items())
+    return join([_label("rates /s"), text])
 
 
 def _owners(pool: PoolView) -> list[Text]:
@@ -148,7 +148,7 @@ def _blocks(pool: PoolView) -> list[Text]:
 
 
 def _lately(pool: PoolView, width: int) -> Text:
-    return join([_label("lately"), Text(sparkline(pool.past, max(10, width - 12)), "magenta")])
+    return join([_label("lately"), Text(sparkline(pool.past, max(10, width - 12)), "cyan")])
 
 
 def _holders(pool: PoolView) -> Sequence[Text]:

@@ -165,4 +165,4 @@ def _failed(pool: PoolView, width: int) -> Text:
 
 
 def _lately(pool: PoolView, width: int) -> Text:
-    return Text(sparkline(pool.past, width).ljust(width), style="magenta")
+    return Text(sparkline(pool.past, width).ljust(width), style="cyan")

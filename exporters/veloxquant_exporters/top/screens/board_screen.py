@@ -109,7 +109,7 @@ class BoardScreen(Shown):
         Binding("g", "app.move(-1000000)", show=False),
         Binding("G", "app.move(1000000)", show=False),
     ]
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (128, "-wide")]  # noqa: RUF012 - Textual's own form
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (140, "-wide")]  # noqa: RUF012 - Textual's own form
     VERTICAL_BREAKPOINTS = [(0, "-low"), (18, "-high")]  # noqa: RUF012
 
     def compose(self) -> ComposeResult:
