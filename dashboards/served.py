@@ -13,6 +13,7 @@ from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 from veloxquant_mlx.telemetry.histogram import Histogram
 from veloxquant_mlx.telemetry.process import ProcessSnapshot
 from veloxquant_mlx.telemetry.program import (
+    AccountSnapshot,
     CacheCensus,
     ProgramSnapshot,
     PromptCacheSnapshot,
@@ -57,7 +58,8 @@ class ServedRequests:
         self.finished: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
         self.prompt = self.cached = self.generated = 0
         self.lookups = {"hit": 0, "miss": 0}
-        self.evictions = {"entries": 0, "prefix": 0}
+        self.evictions = {"entries": 0, "prefix": 0, "budget": 0}
+        self._excess = self._excess_total = 0
         self.duration = {outcome: Histogram(DURATION_BUCKETS_S) for outcome in self.finished}
         self.first_token = Histogram(FIRST_TOKEN_BUCKETS_S)
         self.between = Histogram(BETWEEN_BUCKETS_S)
@@ -138,9 +140,23 @@ class ServedRequests:
             decode_batch=self.rows.snapshot(),
             generation_thread_alive=True,
             weights_bytes=weights_bytes,
+            account=self._account(),
         )
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _account(self) -> AccountSnapshot:
+        """Over the budget while requests wait, as if their caches were there already."""
+        before, self._excess = self._excess, 40 * max(0, len(self._began_s) - MOST_ROWS)
+        rise = max(0, self._excess - before)
+        self._excess_total += rise
+        self.evictions["budget"] += rise > 0
+        return AccountSnapshot(
+            pool="chat",
+            excess_blocks=self._excess,
+            excess_blocks_total=self._excess_total,
+            enforced=True,
+        )
 
     def _prompt(self, n_tokens: int) -> None:
         chance = self.stage.random

@@ -240,7 +240,7 @@ _ACCOUNT: Final = (
            _account(lambda a: a.excess_blocks), otel="pool.block.excess", ucum="{block}"),
     _counter("pool_uncharged_blocks",
              "Blocks by which that excess rose, once the prompt cache had nothing left to evict.",
-             _account(lambda a: a.excess_blocks_total), otel="pool.blocks.uncharged",
+             _account(lambda a: a.excess_blocks_total), otel="pool.uncharged_blocks",
              ucum="{block}"),
     _gauge("pool_enforced",
            "1 where requests are answered 503 that arrive over the budget (--enforce), else 0.",
