@@ -116,7 +116,7 @@ class TraceFile:
             }
         freed = {id(entry): what for entry, what in taken.freed}
         for entry in taken.entries:
-            self._packer.add(entry, freed.get(id(entry)))
+            self._packer.add(entry, freed.get(id(entry), ()))
             if self._packer.n_rows >= CHUNK_ROWS:
                 self.writer.chunk({**chunk, **self._packer.take()})
                 chunk = {}

@@ -100,7 +100,8 @@ def record(
 
     The newest calls stay in a ring and are dumped as a trace file: on demand, when an allocation
     fails, and when the self-check finds the books wrong. With `path` all calls go to that file, too.
-    Recording ends with `stop()`, with `uninstrument(pool)`, and with the pool. A forked child goes on
+    Recording ends with `stop()`, with `uninstrument(pool)`, and with the pool; also when a pool that
+    nobody had named is given a name, so name it (`instrument`) before. A forked child goes on
     with its ring and leaves the file to its parent.
 
     Args:

@@ -91,11 +91,19 @@ class Recorder:
                 raise
 
     def stop(self) -> None:
-        """Record no more, and end the continuous file. Idempotent."""
+        """Record no more, and end the continuous file. Idempotent; waits some seconds at most."""
         pool = self._pool()
         if pool is not None and not self._ended:
-            with pool._lock:
-                self.removed()
+            lock: Any = pool._lock
+            try:
+                # Not `with`: at exit, a thread that is stuck with the lock must not keep the process.
+                if lock.acquire(timeout=LOCK_TIMEOUT_S):
+                    self.removed()
+                else:
+                    self.errors["lock"] += 1
+            finally:
+                if lock._is_owned():
+                    lock.release()
         self.keep()
 
     def records(self, pool: BlockPoolAllocator) -> bool:
@@ -206,10 +214,8 @@ class Recorder:
 
     def flush(self) -> None:
         """Write to the continuous file, if there is one, what happened so far."""
-        with self._writing:
-            self._flush_due_s = 0.0
-            if self._file is not None:
-                self._guarded("write", self._go_on_writing)
+        self._flush_due_s = 0.0
+        self.keep()
 
     # -- the recorder's thread ------------------------------------------------------------------
 
@@ -222,8 +228,9 @@ class Recorder:
             self._dump_wanted()
             if self._file is not None:
                 self._guarded("write", self._go_on_writing)
-            if self.done:
+            if self.done and self._ring.entries:
                 self._ring.clear()
+                _log.info("the recording of pool %r has ended", self._source.pool)
         finally:
             self._writing.release()
 

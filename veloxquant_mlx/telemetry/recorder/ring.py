@@ -1,21 +1,20 @@
 """Ring: the pool's own journal made longer, and what is kept beside it of the calls that need more.
 
-Recording costs the pool nothing but memory: the entries are those that it makes anyway. What refers
-to blocks is taken off them, so that a ring keeps at most a lease an entry, and of a dead lease
-nothing but its names.
+Recording costs the pool nothing but memory: the entries are those that it makes anyway. An entry keeps
+a lease, which once dead keeps no block; that of a `free` keeps the blocks which it gave back, and these
+are bounded in all.
 """
 
 from __future__ import annotations
 
 import weakref
-from array import array
 from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from veloxquant_mlx.memory.journal import FREE
 from veloxquant_mlx.telemetry.recorder.capture import Books, books_of
-from veloxquant_mlx.telemetry.trace.packer import Freed, Sampled
+from veloxquant_mlx.telemetry.trace.packer import Sampled
 from veloxquant_mlx.telemetry.trace.schema import OPERATIONS
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Ring", "Taken"]
 
 MAX_SAMPLES: Final = 8192
-# Ids of freed blocks that are kept, for each entry of the ring.
+# Freed blocks that are remembered, for each entry of the ring.
 IDS_PER_ENTRY: Final = 4
 
 
@@ -36,7 +35,7 @@ class Taken(NamedTuple):
 
     Attributes:
         entries: Oldest first.
-        freed: The entry of each `free`, and what it gave back.
+        freed: The entry of each `free`, and of each of its parts the slots that were filled.
         splits: By `id` of the entry, of each call that grew several streams.
         samples: Calls that were timed.
         n_lost: Entries that were overwritten before they were taken.
@@ -44,7 +43,7 @@ class Taken(NamedTuple):
     """
 
     entries: list[Entry]
-    freed: list[tuple[Entry, Freed]]
+    freed: list[tuple[Entry, tuple[int, ...]]]
     splits: dict[int, tuple[int, ...]]
     samples: list[Sampled]
     n_lost: int
@@ -65,8 +64,9 @@ class Ring:
         self._hooks = hooks
         self._capacity = capacity
         self.entries: deque[Entry] = deque(pool._journal, maxlen=capacity)
-        self._freed: deque[tuple[Entry, Freed]] = deque()
+        self._freed: deque[tuple[Entry, tuple[int, ...]]] = deque()
         self._n_ids = 0
+        self._most_ids = capacity * IDS_PER_ENTRY
         self._splits: deque[tuple[Entry, tuple[int, ...]]] = deque(maxlen=capacity)
         self._samples: deque[Sampled] = deque(maxlen=MAX_SAMPLES)
         self._managed = tuple(stream.managed for stream in pool._streams)
@@ -77,24 +77,17 @@ class Ring:
     # -- told by the hooks ----------------------------------------------------------------------
 
     def freed(self, entry: Entry) -> None:
-        """Keep the ids of a `free` instead of its blocks, and what they had been filled with."""
+        """Note what the blocks of a `free` were filled with, and let go of too many older ones."""
         parts: Any = entry[2]
-        if not self.entries or self.entries[-1] is not entry:
-            return
-        bare = (*entry[:2], tuple((lease, n, None) for lease, n, _ in parts), *entry[3:])
-        n = entry[3]
-        freed = Freed((), ())
-        if n <= self._capacity * IDS_PER_ENTRY:
-            ids = tuple(array("q", [block._id for block in run]) for _, _, run in parts)
-            fills = tuple(sum([block._fill for block in run]) for _, _, run in parts)
-            freed = Freed(ids, fills)
-        self.entries[-1] = bare
-        self._freed.append((self.entries[-1], freed))
-        self._n_ids += n
-        while self._freed and (
-            self._n_ids > self._capacity * IDS_PER_ENTRY or len(self._freed) > self._capacity
-        ):
-            self._n_ids -= self._freed.popleft()[0][3]
+        # A part's list of blocks is nobody's but the entry's.
+        fills = tuple([sum([block._fill for block in run]) for _, _, run in parts])
+        self._freed.append((entry, fills))
+        self._n_ids += entry[3]
+        while self._n_ids > self._most_ids or len(self._freed) > self._capacity:
+            old: Any = self._freed.popleft()[0]
+            self._n_ids -= old[3]
+            for _, _, run in old[2]:
+                run.clear()
 
     def resized(self) -> None:
         """Note by how much each stream grew, of a call that may have grown more than one."""

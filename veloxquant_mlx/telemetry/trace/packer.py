@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from veloxquant_mlx.memory.journal import Entry, Part
     from veloxquant_mlx.memory.lease import Lease, Owner
 
-__all__ = ["Freed", "Packer", "Sampled"]
+__all__ = ["Packer", "Sampled"]
 
 OPERATION_OF: Final = {
     ALLOCATE: ALLOCATE_OP,
@@ -44,13 +44,6 @@ OPERATION_OF: Final = {
 }
 # Owners that were refused and hold nothing, for whom a number is kept in case they ask again.
 MAX_REFUSED: Final = 1024
-
-
-class Freed(NamedTuple):
-    """What a `free` gave back, part by part: which ids, and how many token slots were filled."""
-
-    ids: tuple[array[int], ...]
-    tokens: tuple[int, ...]
 
 
 class Sampled(NamedTuple):
@@ -155,8 +148,8 @@ class Packer:
 
     # -- rows -----------------------------------------------------------------------------------
 
-    def add(self, entry: Entry, freed: Freed | None = None) -> None:
-        """Append the rows of one entry; `freed` tells of a `free` what its entry no longer does."""
+    def add(self, entry: Entry, fills: tuple[int, ...] = ()) -> None:
+        """Append the rows of one entry; `fills` tells of each part of a `free` the filled slots."""
         at_ns, operation, what, n, n_tokens, _, counts = entry
         parts: tuple[Part, ...] = what if isinstance(what, tuple) else ((what, n, None),)
         if operation == EXHAUSTED:
@@ -182,7 +175,7 @@ class Packer:
             else:
                 self._free[stream] += blocks
                 owner = self._gave(lease, blocks)
-                tokens = self._tokens_of(operation, lease, blocks, run, index, freed)
+                tokens = self._tokens_of(operation, lease, blocks, run, fills[index : index + 1])
             self._row(at_ns, (fresh, code, OK, stream, fmt, owner, blocks, tokens), growth)
             fresh = 0
 
@@ -237,26 +230,15 @@ class Packer:
         return record[0]
 
     def _tokens_of(
-        self,
-        operation: int,
-        lease: Lease,
-        blocks: int,
-        run: Any,
-        index: int,
-        freed: Freed | None,
+        self, operation: int, lease: Lease, blocks: int, run: Any, fill: tuple[int, ...]
     ) -> int:
         """Filled slots of what was given back, noting which blocks these were."""
         if operation == FREE_ALL:
             return min(max(0, blocks * self._size - lease._slack), MAX_COUNT)
-        ids: array[int] | None = None
-        tokens = -1
-        if freed is not None and index < len(freed.ids):
-            ids, tokens = freed.ids[index], freed.tokens[index]
-        elif run is not None:
-            ids = array("q", [block._id for block in run])
-        if ids is not None and len(ids) == blocks:
+        ids = array("q", [block._id for block in run or ()])
+        if len(ids) == blocks:  # otherwise they were too many to be remembered
             self._picked.append((self.n_rows, ids))
-        return tokens
+        return min(fill[0], MAX_COUNT) if fill else -1
 
     # -- chunks ---------------------------------------------------------------------------------
 
