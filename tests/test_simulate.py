@@ -144,7 +144,7 @@ def test_the_recorded_configuration_comes_out_as_recorded(traces: dict[int, Trac
     """What was recorded is the first row, and the trace's own snapshot says the same."""
     trace = traces[1]
     result = simulate(trace, trace.header.config)
-    assert result.peak_blocks == pool_from_dict(trace.snapshots[-1].pool).peak_blocks_in_use
+    assert result.peak_blocks == pool_from_dict(trace.snapshots[-1].document).peak_blocks_in_use
     assert result.n_exhausted == 0
 
 

@@ -227,7 +227,7 @@ def _recorded_bytes(trace: Trace) -> int | None:
 
     for snapshot in reversed(trace.snapshots):
         try:
-            pool = pool_from_dict(snapshot.pool)
+            pool = pool_from_dict(snapshot.document)
         except SnapshotFormatError:  # a newer version's, or not to be believed
             continue
         held, stored = pool.blocks_in_use, pool.storage.get("in_use", 0)

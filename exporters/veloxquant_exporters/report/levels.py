@@ -113,7 +113,7 @@ def find_fill(trace: Trace) -> tuple[Ints, Ints, Ints]:
     rows = []
     for snapshot in trace.snapshots:
         try:
-            pool = pool_from_dict(snapshot.pool)
+            pool = pool_from_dict(snapshot.document)
         except SnapshotFormatError:  # a newer version's, or not to be believed
             continue
         held = sum(pool.slots_held(name) for name in pool.streams)
