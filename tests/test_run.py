@@ -236,10 +236,11 @@ def test_another_environment_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 # -- outputs ---------------------------------------------------------------------------------------
 
 
-def started(*options: str) -> _Done:
+def started(*options: str, **environment: str) -> _Done:
     """`vqmon run` with these options, of a program that tells that it ran."""
     words = vqmon("run", *options, "--", "python", "-c", "print('ran')")
     kept: dict[str, Any] = {k: v for k, v in os.environ.items() if not k.startswith("VELOX")}
+    kept |= environment
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, env=kept)
 
 
@@ -270,12 +271,16 @@ def test_wrong_usage_is_said(tmp_path: Path) -> None:
     assert done.returncode == 1 and "endpoint" in done.stderr
 
 
-def test_snapshots_go_into_a_folder_and_no_port_is_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_snapshots_go_into_a_folder_and_no_port_is_taken(tmp_path: Path, how: str) -> None:
     """The last one is of a program that ended; a sidecar would see which hooks it had."""
     from veloxquant_mlx.telemetry.snapshot_json import FILE_SUFFIX, parse_file
 
     directory = tmp_path / "snapshots"
-    done = started("--snapshot-dir", str(directory))
+    if how == "option":
+        done = started("--snapshot-dir", str(directory))
+    else:
+        done = started(VELOXQUANT_SNAPSHOT_DIR=str(directory))
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert done.stderr == f"vqmon: metrics at {directory}\n"
     (file,) = directory.glob(f"[!.]*{FILE_SUFFIX}")

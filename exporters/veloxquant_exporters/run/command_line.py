@@ -16,7 +16,7 @@ __all__ = ["CommandError", "Program", "parse_command"]
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
 # What this process can do for a program after Python has started; the rest it cannot.
-_FLAGS = "uBqv"
+_FLAGS = "uBq"
 
 
 class CommandError(ValueError):

@@ -89,6 +89,8 @@ def _published(directory: str) -> Callable[[], None]:
         make_directory(Path(directory))
         with tempfile.TemporaryFile(dir=directory):
             pass
+        # One that the environment asked for waits until a pool is used; a program may have none.
+        stop_publishing()
         publish(directory)
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
