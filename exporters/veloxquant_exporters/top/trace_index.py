@@ -76,7 +76,7 @@ class TraceIndex:
         found = []
         for snapshot in self.trace.snapshots:
             try:
-                found.append((snapshot.at_ns, pool_from_dict(snapshot.pool)))
+                found.append((snapshot.at_ns, pool_from_dict(snapshot.document)))
             except SnapshotFormatError:
                 continue
         return found
