@@ -118,7 +118,7 @@ def left_out(block: Block) -> str | None:
     if "skip" in block.marks.said:
         return block.marks.said["skip"]
     need = block.marks.said.get("needs")
-    if need and need not in os.environ and shutil.which(need, path=_PATH) is None:
+    if need and not os.environ.get(need) and shutil.which(need, path=_PATH) is None:
         return f"{need} is not here"
     return None
 

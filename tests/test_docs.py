@@ -64,6 +64,16 @@ def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
     run_python(blocks(page), tmp_path, timeout_s=110)
 
 
+def test_what_is_missing_here_is_said() -> None:
+    """Blocks that need a program or a model are not left out in silence."""
+    found = [block for page in {*RUN_SHELL, *RUN_PYTHON} for block in blocks(page)]
+    needy = [block for block in found if "needs" in block.marks.said]
+    assert needy
+    missing = sorted(f"{block.where}: {left_out(block)}" for block in needy if left_out(block))
+    if missing:
+        pytest.skip("; ".join(missing))
+
+
 def test_every_block_of_any_page_is_well_marked() -> None:
     """Marks are spelt right, and stand before a block, on the pages that are not run too."""
     for page in pages():
