@@ -182,6 +182,14 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert faults(page) == []
 
 
+def test_every_runbook_is_found_by_what_one_sees() -> None:
+    """The page on incidents leads to each runbook from a symptom."""
+    listed = set(links_of((ROOT / "docs" / "incidents.md").read_text("utf-8")))
+    runbooks = {f"runbooks/{page.name}" for page in (ROOT / "docs" / "runbooks").glob("*.md")}
+    assert runbooks - listed == set()
+    assert len(runbooks) > 10
+
+
 def test_the_link_check_has_teeth(tmp_path: Path) -> None:
     """A file, a heading or an address that is wrong is found, in prose, in tables and in HTML."""
     (tmp_path / "other.md").write_text("# One `thing`, or two\n\n# Twice\n\n# Twice\n")
