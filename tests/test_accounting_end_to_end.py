@@ -122,7 +122,10 @@ def test_tokens_are_those_without_us(model: Path, roomy: Served) -> None:
     port = free_port()
     words = ["python", "-m", "mlx_lm", "server", "--model", str(model), "--port", str(port)]
     process = subprocess.Popen(
-        [vqmon()[0], *words[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [vqmon()[0], *words[1:]],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     try:
         plain = Served(process, f"http://127.0.0.1:{port}", [])
