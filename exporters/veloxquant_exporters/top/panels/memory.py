@@ -60,10 +60,11 @@ def _bar(found: MemoryView, width: int) -> Text:
     said += "" if found.limit else " at the peak"
     parts: list[tuple[float, str, str]] = []
     left = active
-    for value, style in ((found.pools, _POOLS), (found.caches, _CACHES), (found.weights, _WEIGHTS)):
+    told = ((found.pools, _POOLS), (found.caches, _CACHES), (found.weights, _WEIGHTS))
+    for value, (character, style) in told:
         part = min(value or 0, left)  # MLX is lazy: not all of it need be memory yet
         left -= part
-        parts.append((part, *style))
+        parts.append((part, character, style))
     parts += [(left, *_REST), (cache, *_CACHE)]
     return Text("  ") + parts_bar(parts, whole, max(10, width - 4 - len(said))) + Text(said)
 
