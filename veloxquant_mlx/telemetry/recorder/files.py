@@ -85,6 +85,7 @@ class TraceFile:
                 "holdings": holdings,
                 "levels": level_map(books.levels),
                 "newborn": books.newborn,
+                "doubtful": _in_use(books) != sum(n for _, n, _ in books.held),
                 "versions": program_versions(),
                 **self._packer.take_tables(),
             },
@@ -159,6 +160,10 @@ def write_ring(
         file.writer.abandon()
         part.unlink(missing_ok=True)
         raise
+
+
+def _in_use(books: Books) -> int:
+    return sum(level.managed - level.free for level in books.levels)
 
 
 def _before(taken: Taken, source: Source) -> tuple[Books, Sequence[Entry]]:

@@ -87,6 +87,9 @@ class Packer:
         self._alive: dict[Owner, list[int]] = {}  # number, blocks held
         self._refused: OrderedDict[Owner, list[int]] = OrderedDict()
         self._n_owners = 0
+        # Blocks taken and given, and retired, in all, by the newest entry.
+        self._sums: tuple[int, int] | None = None
+        self.doubtful = False  # whether an entry is missing that nobody counted
         self._empty()
 
     def _empty(self) -> None:
@@ -129,6 +132,7 @@ class Packer:
 
     def go_on_from(self, levels: Sequence[Level], n_grown: int) -> None:
         """Take these levels for granted: calls before the next entry were lost."""
+        self._sums = None
         self._free = [level.free for level in levels]
         self._n_grown = n_grown
 
@@ -150,8 +154,13 @@ class Packer:
 
     def add(self, entry: Entry, fills: tuple[int, ...] = ()) -> None:
         """Append the rows of one entry; `fills` tells of each part of a `free` the filled slots."""
-        at_ns, operation, what, n, n_tokens, _, counts = entry
+        at_ns, operation, what, n, n_tokens, taken, counts = entry
         parts: tuple[Part, ...] = what if isinstance(what, tuple) else ((what, n, None),)
+        before, sums = self._sums, (taken + counts[0], counts[4].n_retired)
+        retired = n if operation == SHRINK else 0
+        self._sums = sums
+        if before is not None and sums != (before[0] + n - retired, before[1] + retired):
+            self.doubtful = True  # a Ctrl-C struck between the change and its entry
         if operation == EXHAUSTED:
             self._add_refused(at_ns, parts, n_tokens)
             return
@@ -260,6 +269,8 @@ class Packer:
             columns = dict(zip(SAMPLE_COLUMNS, zip(*samples, strict=True), strict=True))
             columns["at_ns"] = [max(0, at - self._began_ns) for at in columns["at_ns"]]
             chunk["samples"] = {"n": len(samples), **pack_columns(SAMPLE_COLUMNS, columns)}
+        if self.doubtful:
+            chunk["doubtful"] = True
         return {**chunk, **self.take_tables()}
 
     def take_tables(self) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class _Loading:
             raise TraceError("began_wall_s must be a time in seconds")
         versions = mapping(raw.get("versions"), "versions")
         self._read_tables(raw, most=self._n_held(raw))
-        self._is_believed = raw.get("reason") != "violation"
+        self._is_believed = raw.get("reason") != "violation" and raw.get("doubtful") is not True
         self._header = Header(
             version=VERSION,
             pool=text(raw.get("pool"), "pool"),
@@ -192,6 +192,8 @@ class _Loading:
         n = integer(raw.get("n"), "rows", 0, MAX_ROWS)
         if self._n_rows + n > self._max_rows:
             raise TraceError(f"more than {self._max_rows} rows")
+        if raw.get("doubtful") is True:
+            self._is_believed = False
         gap = raw.get("gap")
         gap = None if gap is None else mapping(gap, "a gap")
         # A refused request has a row for keys and one for values, and one owner.

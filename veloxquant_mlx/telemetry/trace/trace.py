@@ -130,8 +130,8 @@ class Trace:
         gaps: Where calls were lost.
         cut: True if the file ends without its end.
         n_lost: Calls lost in all gaps.
-        consistent: False if the books do not add up, which is told of a dump after a violation
-            only; of any other file it is an error.
+        consistent: False if the books do not add up: of a dump after a violation, or where a
+            Ctrl-C kept an entry out of the journal. Of any other file it is an error.
         picked: Block ids that each `free` gave back: row, ids.
     """
 
