@@ -313,6 +313,27 @@ def test_a_prompt_cache_makes_room_when_it_may() -> None:
         watched.watch.stop()
 
 
+def test_ranks_of_a_distributed_server_evict_nothing() -> None:
+    """Their prompt caches must stay the same, whatever each rank's pool has."""
+    watched = Watched(n_blocks=STEP)
+    try:
+        ranked = type("Ranked", (), {"_is_distributed": True})()
+        watched.watch.seams.event("on_server_made")(ranked)
+        kept = stock.LRUPromptCache()
+        for n in range(2):
+            caches = stock.make_prompt_cache(tiny_llama())
+            prompt = prompt_of(50)
+            list(lm.generate_step(prompt, tiny_llama(), max_tokens=2, prompt_cache=caches))
+            kept.insert_cache("m", [n] * 50, caches)
+        assert len(kept) == 2
+        program = take_snapshot().program
+        assert program is not None and program.account is not None
+        assert program.account.excess_blocks == STEP
+        assert not [n for n in watched.watch.seams.errors if n != "server"]
+    finally:
+        watched.watch.stop()
+
+
 # -- what may go wrong -----------------------------------------------------------------------------
 
 
@@ -367,6 +388,37 @@ def test_the_account_holds_nothing_alive(watched: Watched) -> None:
     watched.accounting.refresh()
     holdings = watched.books.holdings
     assert not (holdings._live or holdings._growing or holdings.n_pending)
+
+
+def test_scrapes_meanwhile_change_nothing(watched: Watched) -> None:
+    """A thread that looks all the time, beside requests that come, run and are cancelled."""
+    done = threading.Event()
+    n_looks = 0
+
+    def look() -> None:
+        nonlocal n_looks
+        while not done.is_set():
+            watched.accounting.refresh()
+            n_looks += 1
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        generator = lm.BatchGenerator(tiny_llama(), max_tokens=6, completion_batch_size=3)
+        for n in range(6):
+            uids = generator.insert([prompt_of(20 + n).tolist(), prompt_of(7).tolist()])
+            generator.next()
+            generator.remove(uids[: n % 3])
+        while generator.next() != ([], []):
+            pass
+    finally:
+        done.set()
+        thread.join(30)
+    assert n_looks > 0
+    assert watched.watch.seams.errors == {}
+    del generator
+    watched.accounting.refresh()
+    assert (watched.in_use(), watched.owners()) == (0, [])
 
 
 def test_a_forked_child_may_look(watched: Watched) -> None:

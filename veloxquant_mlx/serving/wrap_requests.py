@@ -241,7 +241,8 @@ def generate_step(original: _Function, seams: Seams) -> _Function:
                 yield step
         finally:
             # Whoever drops a generator expects its `finally` to have run.
-            steps.close()
+            if hasattr(steps, "close"):
+                steps.close()
             ended(sequence)
 
     @functools.wraps(original)

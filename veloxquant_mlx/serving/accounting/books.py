@@ -42,6 +42,7 @@ class Books:
     Attributes:
         prompt_caches: Those of mlx-lm's server that live, weakly.
         n_layers: Plain caches of a request, at most so far.
+        may_evict: Whether prompt caches are to make room.
         is_off: Nothing is charged any more.
     """
 
@@ -51,6 +52,7 @@ class Books:
         self.holdings = Holdings(self.ledger)
         self.prompt_caches: list[weakref.ref[Any]] = []
         self.n_layers = 0
+        self.may_evict = True
         self.is_off = False
         self._named: set[str] = set()
         self._lock = threading.RLock()
@@ -146,7 +148,7 @@ class Books:
 
     def _make_room(self, prompt_caches: list[Any]) -> None:
         """Evict the oldest entries until nothing is short, or no entry is left that is charged."""
-        for prompt_cache in prompt_caches:
+        for prompt_cache in prompt_caches if self.may_evict else ():
             while prompt_cache is not None and len(prompt_cache):
                 if not self.ledger.n_excess or not self.ledger.n_cached():
                     return

@@ -17,6 +17,11 @@ class EntryAccounting(Listener):
     def __init__(self, books: Books) -> None:
         self._books = books
 
+    def on_server_made(self, server: Any) -> None:
+        """The ranks of a distributed server must find the same in their prompt caches."""
+        if getattr(server, "_is_distributed", False):
+            self._books.may_evict = False
+
     def on_prompt_cache_opened(self, prompt_cache: Any) -> None:
         """It may have to evict."""
         self._books.prompt_caches.append(weakref.ref(prompt_cache))
