@@ -51,7 +51,6 @@ class BlockPoolExhaustedError(PoolError, RuntimeError):
     free: int | None
     owner: int | str | None
     reason: str | None
-    summary: str | None
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class BlockPoolExhaustedError(PoolError, RuntimeError):
         free: int | None = None,
         owner: int | str | None = None,
         reason: str | None = None,
-        summary: str | None = None,
+        summary: object = None,
     ) -> None:
         """Take the message, and what is known about the refused request."""
         super().__init__(*args)
@@ -70,7 +69,16 @@ class BlockPoolExhaustedError(PoolError, RuntimeError):
         self.free = free
         self.owner = owner
         self.reason = reason
-        self.summary = summary
+        self._summary = summary
+
+    @property
+    def summary(self) -> str | None:
+        """The pool at that moment, as text."""
+        return None if self._summary is None else str(self._summary)
+
+    def __str__(self) -> str:
+        line = super().__str__()
+        return line if self._summary is None else f"{line}\n{self._summary}"
 
 
 class OwnerAlreadyActiveError(PoolError, ValueError):

@@ -212,7 +212,7 @@ def _fail(
     raise BlockPoolExhaustedError(
         f"stream {stream.name!r} has {stream.n_free} of {need[stream]} blocks that owner "
         f"{owner!r} needs for {n_tokens} tokens ({_CAUSE[reason]}; pool of "
-        f"{era.n_blocks} blocks, {books._n_in_use()} in use)\n{summary}",
+        f"{era.n_blocks} blocks, {books._n_in_use()} in use)",
         stream=stream.name,
         requested=need[stream],
         free=stream.n_free,
