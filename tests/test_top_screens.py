@@ -418,6 +418,10 @@ def test_a_trace_has_a_slider(tmp_path: Path) -> None:
             await until(pilot, lambda text: "40/64" in text and "exhausted" in text, "the event")
             await press(pilot, "enter")
             await until(pilot, lambda text: "request-0" in text, "the holders")
+            await press(pilot, "left")
+            here = boards.place.at_ns
+            await press(pilot, "right", "right")
+            assert boards.place.at_ns > here, "the slider is there in the detail too"
             await press(pilot, "escape", "end", "p")
             await until(pilot, lambda _: not boards.place.playing, "it played to its end")
             await until(pilot, lambda text: "20/64" in text, "the end again")

@@ -46,6 +46,11 @@ def churn(pool: Any, rng: random.Random, n: int, after: Callable[[], None]) -> N
         after()
 
 
+def n_failed(pool: PoolSnapshot) -> int:
+    """Failures of all streams, by any reason."""
+    return sum(sum(stream.exhausted.values()) for stream in pool.streams.values())
+
+
 @pytest.mark.parametrize("grow", [False, True], ids=["fixed", "growing"])
 def test_each_moment_is_as_the_pool_was(tmp_path: Path, grow: bool) -> None:
     """Held against snapshots that were taken after each call, from a start with blocks held."""
@@ -61,7 +66,7 @@ def test_each_moment_is_as_the_pool_was(tmp_path: Path, grow: bool) -> None:
             owners = {owner: len(pool.blocks_for(owner)) for owner in (*range(8), 99)}
             held.append({str(owner): n for owner, n in owners.items() if n})
 
-        recorder = record(pool, tmp_path / "a.vqtrace", owners=True)
+        recorder = record(pool, tmp_path / "a.vqtrace", owners=True, snapshot_s=0.05)
         churn(pool, random.Random(5), 300, look)
         recorder.stop()
     trace = load_trace(tmp_path / "a.vqtrace")
@@ -72,10 +77,10 @@ def test_each_moment_is_as_the_pool_was(tmp_path: Path, grow: bool) -> None:
         assert found.blocks_in_use == shot.blocks_in_use
         assert found.n_blocks == shot.n_blocks
         for name, stream in shot.streams.items():
-            assert (found.streams[name].managed, found.streams[name].free) == (
-                stream.managed,
-                stream.free,
-            )
+            like = found.streams[name]
+            assert (like.managed, like.free) == (stream.managed, stream.free)
+            assert like.slots_used == stream.slots_used
+        assert n_failed(found) == n_failed(shot) - n_failed(base)
         for name in ("n_allocations", "n_frees", "n_exhausted", "n_grown", "n_retired"):
             assert getattr(found, name) == getattr(shot, name) - getattr(base, name), name
         assert found.owners_active == len(owners)
@@ -112,6 +117,8 @@ def test_a_board_of_a_trace_has_rates_holders_and_alerts(tmp_path: Path) -> None
     boards.place.seek(0)
     (early,) = boards.make().pools
     assert early.exhausted == 0
+    assert view.rates is not None and view.rates.exhaustions > 0
+    assert early.rates is None
     assert early.in_use in (0, 16), "the first call came at the beginning, or right after it"
 
 

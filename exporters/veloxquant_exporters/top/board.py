@@ -99,13 +99,11 @@ class Holder:
     Attributes:
         owner: Its id, or its number in a trace that leaves ids out.
         blocks: Blocks it holds.
-        slots_used: Tokens in them; None if not told.
         age_s: Seconds since it began to hold; None if not told.
     """
 
     owner: str
     blocks: int
-    slots_used: int | None = None
     age_s: float | None = None
 
 

@@ -26,6 +26,9 @@ _BEFORE_S: Final = (
     *range(1800, 60, -60),
     *range(60, 10, -10),
     *range(10, 0, -2),
+    1.0,
+    0.5,
+    0.1,
 )
 # What the curve of a pool shows: the last two minutes.
 PAST_NS: Final = 120 * 10**9
@@ -80,9 +83,10 @@ class TraceBoards:
         if self._made is not None and self._made[0] == at_ns:
             return self._made[1]
         maker = BoardMaker(self.title)
-        for before_s in _BEFORE_S:
-            earlier_ns = at_ns - int(before_s * 1e9)
-            if earlier_ns >= self.place.begin_ns:
+        times = [at_ns - int(before_s * 1e9) for before_s in _BEFORE_S]
+        begin_ns = max(self.place.begin_ns, times[0])
+        for earlier_ns in (begin_ns, *(time_ns for time_ns in times if time_ns > begin_ns)):
+            if earlier_ns < at_ns:
                 maker.note(self._moment(earlier_ns))
         board = maker.add(self._moment(at_ns, holders=True))
         begin_ns = max(self.place.begin_ns, at_ns - PAST_NS)

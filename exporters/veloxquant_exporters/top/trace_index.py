@@ -67,7 +67,8 @@ class TraceIndex:
         self._rows_of = [np.flatnonzero(trace.stream == n) for n in streams]
         asked = (trace.operation == _ALLOCATE) & real
         self._asked = [_sums(asked & (trace.stream == n)) for n in streams]
-        self._refused_of = [_sums(refused & (trace.stream == n)) for n in streams]
+        # A refused call for keys and values counts once, as in the pool, but for the first stream.
+        self._refused_of = [_sums(first & refused & (trace.stream == n)) for n in streams]
         self._opened = trace.header.opening.holdings
 
     @cached_property
@@ -87,7 +88,7 @@ class TraceIndex:
         end = self._end(at_ns)
         told_ns, told = self._told(at_ns)
         recent = told_ns <= at_ns and at_ns - told_ns <= RECENT_NS
-        streams = self._streams(end, told if recent else None)
+        streams = self._streams(end, told if recent else None, self._end(told_ns))
         held = self.held(end)
         return replace(
             told,
@@ -174,7 +175,10 @@ class TraceIndex:
             return before[-1]
         return self.snapshots[0] if self.snapshots else (0, self._blank())
 
-    def _streams(self, end: int, told: PoolSnapshot | None) -> dict[str, StreamSnapshot]:
+    def _streams(
+        self, end: int, told: PoolSnapshot | None, told_end: int
+    ) -> dict[str, StreamSnapshot]:
+        """The streams after `end` rows; `told` is of a moment shortly before, after `told_end`."""
         trace = self.trace
         streams = {}
         for n, name in enumerate(trace.header.streams):
@@ -186,17 +190,26 @@ class TraceIndex:
                 free, managed = int(trace.free_after[row]), int(trace.managed_after[row])
             room = (managed - free) * trace.header.config.block_size
             known = told.streams.get(name) if told is not None else None
-            used = known.slots_used if known is not None else self._filled(end, n)
-            exhausted = dict(known.exhausted) if known is not None else {}
+            used = self._filled(end, n)
+            if known is not None:
+                used = known.slots_used + int(self._fill[n][end] - self._fill[n][told_end])
             streams[name] = StreamSnapshot(
                 managed=managed,
                 free=free,
                 slots_used=min(max(used, 0), room),
                 allocate_requests=int(self._asked[n][end]),
                 shortfall=0,
-                exhausted=exhausted or {"refused": int(self._refused_of[n][end])},
+                exhausted=self._exhausted(name, int(self._refused_of[n][end]), known),
             )
         return streams
+
+    def _exhausted(self, stream: str, n: int, known: StreamSnapshot | None) -> dict[str, int]:
+        """Failures since the trace began, by reason as far as a snapshot tells."""
+        if known is None or stream not in self.snapshots[0][1].streams:
+            return {"refused": n}
+        first = self.snapshots[0][1].streams[stream].exhausted
+        reasons = {why: count - first.get(why, 0) for why, count in known.exhausted.items()}
+        return {**reasons, "refused": max(0, n - sum(reasons.values()))}
 
     @cached_property
     def _fill(self) -> list[Ints]:

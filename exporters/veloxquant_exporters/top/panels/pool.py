@@ -155,16 +155,13 @@ def _holders(pool: PoolView) -> Sequence[Text]:
     if not pool.holders:
         text = f"not told: snapshots and pages count owners ({pool.owners:,} here) and name none"
         return [Text(text, style="dim")]
-    titles = (("blocks", 9), ("share", 7), ("tokens", 9), ("for", 9))
-    heads = [cell(title, size, right=True, style="dim") for title, size in titles]
+    columns = {
+        "blocks": [count(holder.blocks) for holder in pool.holders],
+        "share": [percent(holder.blocks / max(pool.in_use, 1)) for holder in pool.holders],
+        "for": [duration(holder.age_s) for holder in pool.holders],
+    }
+    heads = [cell(title, 9, right=True, style="dim") for title in columns]
     rows = [join([cell("owner", 24, style="dim"), *heads])]
-    for holder in pool.holders:
-        share = holder.blocks / pool.in_use if pool.in_use else 0.0
-        figures = (count(holder.blocks), percent(share), count(holder.slots_used))
-        row = [cell(holder.owner, 24)]
-        row += [
-            cell(text, size, right=True)
-            for text, (_, size) in zip((*figures, duration(holder.age_s)), titles, strict=True)
-        ]
-        rows.append(join(row))
+    for holder, *figures in zip(pool.holders, *columns.values(), strict=True):
+        rows.append(join([cell(holder.owner, 24), *(cell(f, 9, right=True) for f in figures)]))
     return rows
