@@ -7,7 +7,7 @@ Two ways that check each other. "wrappers": the hooks around functions that do n
 that they add, to the nanosecond. "by turns": the same tokens generated with and without the watch in
 one process, in an order that changes, CPU time of the whole process a token, the median of the paired
 ratios; its noise is what the same code differs by when it is compared with itself. With
-VELOXQUANT_TEST_MODEL the model of that folder is used as well.
+VELOXQUANT_TEST_MODEL the token time of the model of that folder is measured as well.
 
 Exit status: 0, or with `--check` 1 if a bound is missed by the wrappers or by the census.
 """
@@ -259,7 +259,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         real = load(folder)[0]
         rows += share_rows(real, Path(folder).name, 12)
-        rows += by_turn_rows(real, Path(folder).name, 4, n)
     print(render(rows))
     print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; Python {sys.version.split()[0]}")
     if options.json is not None:
