@@ -79,6 +79,9 @@ def test_a_sequence_is_charged_step_by_step(watched: Watched) -> None:
     assert len(watched.owners()) == 1
     take_snapshot()
     assert filled(watched.pool) == [2 * 259, 2 * 259]
+    (told,) = [pool for pool in take_snapshot().pools if pool.name == watched.accounting.name]
+    assert told.storage["resident"] == 2 * 2 * 512 * 32 * 4
+    assert told.storage["logical"] == 2 * 2 * 259 * 32 * 4
     steps.close()
     del steps
     take_snapshot()

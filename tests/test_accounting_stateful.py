@@ -205,6 +205,10 @@ class Machine(RuleBasedStateMachine):
         assert self.pool._cached.n_blocks() == ledger.n_cached() <= blocks_of(self._entries())
         if not ledger.n_excess:
             assert ledger.n_cached() == blocks_of(self._entries())
+        usage = self.accounting.bytes.usage()
+        assert usage.resident_bytes == sum(cache.nbytes for cache in self._live())
+        assert usage.fp16_equivalent_bytes * 2 == usage.resident_bytes  # of fp32
+        assert usage.logical_bytes <= usage.resident_bytes
         assert not self.watch.seams.errors
 
     @invariant()

@@ -13,6 +13,7 @@ from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
 from veloxquant_mlx.serving.accounting.admission import Admission
 from veloxquant_mlx.serving.accounting.batches import BatchAccounting
 from veloxquant_mlx.serving.accounting.books import Books
+from veloxquant_mlx.serving.accounting.charged_bytes import ChargedBytes
 from veloxquant_mlx.serving.accounting.entries import EntryAccounting
 from veloxquant_mlx.serving.accounting.sequences import SequenceAccounting
 from veloxquant_mlx.serving.accounting.settings import PoolSettings
@@ -63,6 +64,11 @@ class Accounting(Listener):
             *((Admission(books),) if enforce else ()),
             self,
         )
+
+    @property
+    def bytes(self) -> ChargedBytes:
+        """Those of the caches that are charged."""
+        return self._books.holdings.bytes
 
     def needs(self, hooks: Callable[[], dict[str, bool]]) -> None:
         """Be off as soon as `hooks`, by name whether in place, lacks one that is needed."""
@@ -127,4 +133,6 @@ def account_for(settings: PoolSettings, *, enforce: bool = False) -> Accounting:
     """
     pool = BlockPoolAllocator(settings.config)
     probe = instrument(pool, name=settings.name)
-    return Accounting(pool, probe.label, enforce=enforce)
+    accounting = Accounting(pool, probe.label, enforce=enforce)
+    probe.add_storage(accounting.bytes)
+    return accounting

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from veloxquant_mlx.serving.accounting.account import Account
+from veloxquant_mlx.serving.accounting.charged_bytes import ChargedBytes
 from veloxquant_mlx.serving.accounting.ledger import Ledger, Share
 
 __all__ = ["Holding", "Holdings"]
@@ -21,6 +22,7 @@ _MODULE: Final = "mlx_lm.models.cache"
 _POSITION: Final = {"KVCache": "offset", "BatchKVCache": "_idx"}
 _LIST: Final = "CacheList"
 _FORMATS: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+_formats: Final[dict[Any, str]] = {}  # by dtype, as they are met
 
 
 class _Ref(weakref.ref[Any]):
@@ -36,7 +38,7 @@ class Holding(Share):
         position: The attribute with the slots that it has written.
         owners: Whose its rows are, as the events tell; None where none has told yet.
         capacity: Slots that a row was last seen to have room for.
-        n_bytes: Of its arrays, as last seen.
+        n_bytes: What was entered of its arrays: format, bytes, logical bytes, bytes as fp16.
         was_seen: Nobody's at the last look; at the next one it is taken for somebody's.
     """
 
@@ -49,7 +51,8 @@ class Holding(Share):
         self.ref.holding = self
         self.position = position
         self.owners: tuple[Account, ...] | None = None
-        self.capacity = self.n_bytes = 0
+        self.capacity = 0
+        self.n_bytes: tuple[str, int, int, int] | None = None
         self.was_seen = False
 
 
@@ -62,6 +65,7 @@ class Holdings:
         ledger: Where they are entered.
 
     Attributes:
+        bytes: Of all of them, as last seen.
         others: Names of cache classes that were seen and are not charged.
     """
 
@@ -75,6 +79,7 @@ class Holdings:
         self._ended: deque[_Ref] = deque()
         self._positions: dict[type, str | None] = {}
         self._stray: Account | None = None
+        self.bytes = ChargedBytes()
         self.others: set[str] = set()
 
     def created(self, cache: Any) -> None:
@@ -146,10 +151,6 @@ class Holdings:
         self._stray = None
         return list(self._growing)
 
-    def n_bytes(self) -> int:
-        """Bytes of all plain caches, as last seen."""
-        return sum(holding.n_bytes for holding in list(self._live.values()))
-
     def close(self) -> None:
         """Forget all, and take them out of the ledger."""
         for holding in list(self._live.values()):
@@ -166,15 +167,15 @@ class Holdings:
             del self._live[holding.key]
         self._growing.pop(holding, None)
         self._stale.pop(holding, None)
-        self._ledger.put(holding, (), 0, 0)
+        self._enter(holding, (), 0, 0, None)
 
     def measure(self, holding: Holding) -> None:
         """Enter what `holding` takes up now."""
         cache = holding.ref()
         keys = getattr(cache, "keys", None)
         if cache is None or keys is None:  # ended, empty, or not made whole yet
-            holding.capacity = holding.n_bytes = 0
-            self._ledger.put(holding, (), 0, 0)
+            holding.capacity = 0
+            self._enter(holding, (), 0, 0, None)
             return
         n_rows, _, capacity, _ = keys.shape
         if holding.owners is None:
@@ -185,13 +186,34 @@ class Holdings:
             self._stray = self._stray or self._ledger.open("caches", is_claimed=True)
             holding.owners = (self._stray,)
         rows = _fitted(holding.owners, n_rows)
+        fmt = _format_of(keys)
         if not holding.capacity:
             for account in holding.owners:
-                account.format = _format_of(keys)
-        held = getattr(cache, holding.position)
-        holding.n_bytes = keys.nbytes + cache.values.nbytes
+                account.format = fmt
+        held = min(getattr(cache, holding.position), capacity)
+        n_bytes = keys.nbytes + cache.values.nbytes
+        logical = n_bytes * held // capacity if capacity else 0
         holding.capacity = capacity
-        self._ledger.put(holding, rows, -(-capacity // self._size), min(held, capacity))
+        self._enter(
+            holding, rows, -(-capacity // self._size), held,
+            (fmt, n_bytes, logical, 2 * n_bytes // keys.itemsize),
+        )  # fmt: skip
+
+    def _enter(
+        self,
+        holding: Holding,
+        rows: tuple[Account, ...],
+        n_blocks: int,
+        n_filled: int,
+        n_bytes: tuple[str, int, int, int] | None,
+    ) -> None:
+        self._ledger.put(holding, rows, n_blocks, n_filled)
+        if n_bytes != holding.n_bytes:
+            if holding.n_bytes is not None:
+                self.bytes.add(*holding.n_bytes, -1)
+            if n_bytes is not None:
+                self.bytes.add(*n_bytes, 1)
+            holding.n_bytes = n_bytes
 
 
 def _fitted(owners: tuple[Account, ...], n_rows: int) -> tuple[Account, ...]:
@@ -202,5 +224,9 @@ def _fitted(owners: tuple[Account, ...], n_rows: int) -> tuple[Account, ...]:
 
 
 def _format_of(keys: Any) -> str:
-    name = str(keys.dtype).rpartition(".")[2]
-    return _FORMATS.get(name, name)
+    dtype = keys.dtype
+    fmt = _formats.get(dtype)
+    if fmt is None:
+        name = str(dtype).rpartition(".")[2]
+        fmt = _formats[dtype] = _FORMATS.get(name, name)
+    return fmt
