@@ -46,6 +46,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dumps that nobody gave a place go with the test."""
+    monkeypatch.setenv("VELOXQUANT_TRACE_DIR", str(tmp_path / "dumps"))
+
+
 @pytest.fixture
 def pool() -> Iterator[BlockPoolAllocator]:
     """A pool that is let go of afterwards, with its recorder."""

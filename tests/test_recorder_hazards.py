@@ -54,6 +54,12 @@ def let_go() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dumps that nobody gave a place go with the test."""
+    monkeypatch.setenv("VELOXQUANT_TRACE_DIR", str(tmp_path / "dumps"))
+
+
+@pytest.fixture(autouse=True)
 def _ended() -> Any:
     yield
     let_go()
