@@ -129,7 +129,7 @@ def test_a_continuous_trace_that_lost_calls_goes_on_with_the_books(
     """After an overflow made-up rows lead to what was held then, and the rest agrees."""
     pool = small_pool(separate=True, grow=True)
     path = tmp_path / "t.vqtrace"
-    recorder = record(pool, path, owners=True, capacity=256, flush_s=86_400.0)
+    recorder = record(pool, path, owners=True, folder=tmp_path, capacity=256, flush_s=86_400.0)
     with recorder._writing:
         play(pool, history(seed, 200))
     recorder.flush()

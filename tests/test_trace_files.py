@@ -34,7 +34,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A small file of several chunks, with everything in it."""
     path = tmp_path_factory.mktemp("traces") / "t.vqtrace"
     pool = small_pool(separate=True, grow=True)
-    recorder = record(pool, path, owners=True, flush_s=0.0, snapshot_s=86_400)
+    recorder = record(pool, path, owners=True, folder=path.parent, flush_s=0.0, snapshot_s=86_400)
     for seed in range(3):
         play(pool, history(seed, 12))
         recorder.flush()
