@@ -89,6 +89,8 @@ def check_that_what_lives_is_charged(server: Served) -> None:
     ):
         charged = server.value(f"block_pool_{blocks}", pool="kv") * BLOCK_BYTES
         assert 0 < n_bytes <= charged < n_bytes + n_caches * 2 * BLOCK_BYTES
+    stored = server.value("block_pool_storage_bytes", pool="kv")
+    assert stored == server.value("program_cache_bytes", kind="KVCache")
 
 
 def test_all_blocks_but_cached_ones_come_back(roomy: Served) -> None:
