@@ -12,6 +12,8 @@ import pytest
 
 yaml = pytest.importorskip("yaml")
 
+from dashboards.drill.series import braces  # noqa: E402
+
 ROOT = Path(__file__).resolve().parent.parent
 ALERTS = ROOT / "dashboards" / "alerts"
 ALERT_TESTS = ROOT / "dashboards" / "alert_tests"
@@ -72,6 +74,73 @@ def test_alert_tests_can_fail(tmp_path: Path) -> None:
     result = run("test", "rules", str(tmp_path / "alert_tests" / "pool.yaml"))
     assert result.returncode != 0
     assert "VeloxQuantPoolExhaustionSustained" in result.stdout + result.stderr
+
+
+# Alerts on a target, and on what there is one of; all others are on a process.
+A_TARGET = {"VeloxQuantExporterDown"}
+ONE = {"VeloxQuantExporterAbsent", "VeloxQuantBenchmarkRegression", "VeloxQuantBenchmarkStale"}
+# Jobs and processes with pools of the same names.
+PROCESSES = (("veloxquant", "w0"), ("veloxquant", "w1"), ("veloxquant-b", "w0"))
+SELECTOR = re.compile(r"^(\w+)\{(.*)\}$")
+MATCHER = re.compile(r'(\w+)="(.*?)"')
+
+
+def copies(series: str) -> list[str]:
+    """The series as each of `PROCESSES` has it, or each of their jobs; others as they are."""
+    found = SELECTOR.match(series)
+    assert found is not None, series
+    name, labels = found[1], dict(MATCHER.findall(found[2]))
+    if labels.get("job") != "veloxquant" or name.startswith("veloxquant_bench_"):
+        return [series]
+    if name == "up":
+        more = [{"job": job} for job in dict(PROCESSES)]
+    else:
+        more = [{"job": job, "process": process} for job, process in PROCESSES]
+    return [name + braces({**labels, **one}.items()) for one in more]
+
+
+def multiplied(file: Path, to: Path) -> None:
+    """The alert tests over `copies`: each alert as often as there are those it is about.
+
+    Beside them no alert is expected, so that promtool prints what each of them says.
+    """
+    tests = yaml.safe_load(file.read_text("utf-8"))
+    tests["rule_files"] = [str((file.parent / rule).resolve()) for rule in tests["rule_files"]]
+    for test in tests["tests"]:
+        test["input_series"] = [
+            {**one, "series": copy}
+            for one in test["input_series"]
+            for copy in copies(one["series"])
+        ]
+        test["alert_rule_test"] = []
+        for expectation in test["promql_expr_test"]:
+            for sample in expectation["exp_samples"]:
+                alert = dict(MATCHER.findall(sample["labels"]))["alertname"]
+                n_targets = len(dict(PROCESSES))
+                sample["value"] *= (
+                    1 if alert in ONE else n_targets if alert in A_TARGET else len(PROCESSES)
+                )
+                question = {"eval_time": expectation["eval_time"], "alertname": alert}
+                test["alert_rule_test"].append({**question, "exp_alerts": []})
+    to.write_text(yaml.safe_dump(tests), "utf-8")
+
+
+@promtool
+@pytest.mark.parametrize("file", sorted(ALERT_TESTS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_processes_with_pools_of_the_same_names_are_told_apart(file: Path, tmp_path: Path) -> None:
+    """No expression matches many to many or adds up two; each says in plain text which it is."""
+    multiplied(file, tmp_path / "many.yaml")
+    ran = run("test", "rules", str(tmp_path / "many.yaml"))
+    printed = ran.stdout + ran.stderr
+    assert not re.search(r"^\s+(?:expr:|rule:|group:)|err: ", printed, re.MULTILINE), printed
+    said = re.findall(r"Labels:\{(.*?)\}\n\s+Annotations:\{(.*)\}", printed)
+    assert said
+    for labels, notes in said:
+        # A template that failed, a number that nobody reads, a gap.
+        assert not re.search(r"%!|<no value>|<error|NaN|Inf|\{\{|\d{7}", notes), notes
+        assert not re.search(r'  |" | \.|\(\)| "', notes.replace(", ", ",")), notes
+        process = dict(MATCHER.findall(labels)).get("process")
+        assert process is None or re.search(rf"\b{process}\b", notes), notes
 
 
 def test_every_alert_is_tested_firing() -> None:

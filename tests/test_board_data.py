@@ -65,10 +65,6 @@ ELSEWHERE = {
 }
 
 
-# Labels that a rule leaves out of its sums although its metric has none such: they do no harm.
-HARMLESS = {("veloxquant_block_pool_operation_duration_seconds_bucket", "stream")}
-
-
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """A Prometheus over the fleet's evening and a history of benchmarks."""
@@ -295,8 +291,7 @@ def test_every_metric_and_label_of_every_query_is_on_a_live_page(
             labels = labels_of(part.name, page)
             there |= labels
             wrong += [(expr, label) for label in part.labels - labels]
-        harmless = {label for name, label in HARMLESS if name in expr}
-        wrong += [(expr, label) for label in grouped_labels(expr) - there - harmless]
+        wrong += [(expr, label) for label in grouped_labels(expr) - there]
     assert wrong == []
 
 
