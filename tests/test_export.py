@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -119,11 +120,23 @@ def test_provisioning_points_at_the_exported_boards(
     assert f"../../dashboards/grafana:{inside}:ro" in mounts
 
 
-@pytest.mark.parametrize("path", ["/a b/c", "/ä: #", 'C:\\x "y"', "/plain/path-1.2"])
+@pytest.mark.parametrize(
+    "path", ["/a b/c", "/ä: #", 'C:\\x "y"', "/plain/path-1.2", "true", "123", "-", "1.5"]
+)
 def test_any_path_survives_the_provisioning_file(path: str) -> None:
     """Blanks, colons and quotes are a user's right."""
     (one,) = yaml.safe_load(provider(path))["providers"]
     assert one["options"]["path"] == path
+
+
+def test_a_path_that_is_no_text_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No YAML file can hold it; nothing is written."""
+    code, _, err = export(capsys, "dashboards", tmp_path / "x", "--grafana-path", "/b\udcff")
+    assert code == 1
+    assert "is not UTF-8" in err and len(err.splitlines()) == 1
+    assert not (tmp_path / "x").exists()
 
 
 @promtool
@@ -163,7 +176,11 @@ def test_the_job_is_put_into_every_matcher_on_ours(
     text = texts(tmp_path)["alerts.yaml"]
     source = (ROOT / "dashboards" / "alerts" / "alerts.yaml").read_text("utf-8")
     ours = 'job=~".*veloxquant.*"'
-    assert source.count(ours) == text.count(matcher) >= 2
+    assert source.count(ours) == 2
+    assert f"up{{{matcher}}} == 0" in text
+    # One job that is missing is not there because another is.
+    absent = " or ".join(f'absent(up{{job="{job}"}})' for job in jobs)
+    assert f"expr: {absent}\n" in text
     assert ours not in text
     assert text.count("(job, instance, process)") == source.count("(job, instance, process)")
     checked_rules(*tmp_path.glob("*.yaml"))
@@ -197,6 +214,50 @@ def test_operator_manifests_hold_the_same_rules(
         assert found["spec"] == yaml.safe_load((plain / path.name).read_text("utf-8"))
         (specs / path.name).write_text(yaml.safe_dump(found["spec"]))
     assert len(re.findall("SUCCESS", checked_rules(*specs.glob("*.yaml")))) == 3
+
+
+@promtool
+def test_a_job_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two jobs the one that is not scraped, and not a word that its name never had."""
+    assert export(capsys, "rules", tmp_path, *WIKI, "--job", "mlx", "--job", "other")[0] == 0
+    (tmp_path / "test.yaml").write_text(
+        """
+rule_files: [alerts.yaml]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'up{job="mlx"}', values: 1x30}
+    alert_rule_test:
+      - eval_time: 20m
+        alertname: VeloxQuantExporterAbsent
+        exp_alerts: []
+"""
+    )
+    done = subprocess.run(
+        ["promtool", "test", "rules", tmp_path / "test.yaml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    assert 'job="other"' in said and 'job="mlx"' not in said
+    assert 'summary="No other target is scraped"' in said
+    assert "no target of job other:" in said
+
+
+@pytest.mark.parametrize("given", ["app.kubernetes.io/name=mine", "true=yes", "1=2", "team=NAME"])
+def test_any_label_of_a_manifest_is_as_it_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    """Once, as text, in place of ours where it has the same key."""
+    options = ("--format", "operator", "--label", given)
+    assert export(capsys, "rules", tmp_path, *WIKI, *options)[0] == 0
+    text = texts(tmp_path)["alerts.yaml"]
+    key, _, value = given.partition("=")
+    labels = yaml.safe_load(text)["metadata"]["labels"]
+    assert labels[key] == value
+    assert text.partition("spec:")[0].count(f'"{key}":') == 1
 
 
 def test_without_an_address_links_lead_to_copies_of_the_runbooks(
@@ -245,16 +306,54 @@ def test_nothing_of_the_users_is_overwritten_unasked(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    """What cannot be renamed into place leaves no half file, and the old one as it was."""
+def test_files_are_written_together_or_not_at_all(tmp_path: Path) -> None:
+    """What cannot be written leaves no half file, and no new one beside old ones."""
     (tmp_path / "b").mkdir()
     with pytest.raises(ExportError, match="is in the way: Is a directory"):
         write_files(tmp_path, {"a": "new", "b": "new"}, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b"]
+    (tmp_path / "a").write_text("old")
     long = "c" * 250  # its temporary name is too long for the file system
     with pytest.raises(ExportError, match="cannot be written: File name too long"):
         write_files(tmp_path, {"a": "new", long: "new"}, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def test_a_rename_that_fails_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that came into the way after the look."""
+    monkeypatch.setattr("veloxquant_exporters.export.files._state", lambda *_: "written")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(ExportError, match="b cannot be written: Is a directory"):
+        write_files(tmp_path, {"a": "new", "b": "new", "c": "new"}, force=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_killed_in_the_middle_it_leaves_nothing_that_is_loaded(tmp_path: Path) -> None:
+    """Killed with half a file written: no `*.yaml` there, nor a changed one, and it can be redone."""
+    script = """
+import os, signal, sys
+from pathlib import Path
+from veloxquant_exporters.export import files
+class Killing(dict):
+    def items(self):
+        yield "alerts.yaml", "groups: []"
+        yield "records.yaml", Half()
+class Half(str):
+    def encode(self, *_):
+        os.kill(os.getpid(), signal.SIGKILL)
+files._state = lambda *_: "written"
+texts = Killing({"alerts.yaml": "groups: []", "records.yaml": Half()})
+files.write_files(Path(sys.argv[1]), texts, force=False)
+"""
+    died = subprocess.run([sys.executable, "-c", script, tmp_path], check=False)
+    assert died.returncode == -signal.SIGKILL
+    left = [path.name for path in tmp_path.iterdir()]
+    assert left and list(tmp_path.glob("*.yaml")) == []
+    write_files(tmp_path, {"alerts.yaml": "groups: []"}, force=False)
+    assert [path.name for path in tmp_path.glob("*.yaml")] == ["alerts.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,17 @@ def provider(path: str) -> str:
 
     Args:
         path: The folder, absolute, as Grafana sees it.
+
+    Raises:
+        ExportError: It is not text, so that no YAML file can name it.
     """
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise ExportError(
+            f"{path!r} is not UTF-8, and cannot stand in Grafana's provisioning file: export to "
+            "another folder, or say with --grafana-path where Grafana sees it"
+        ) from error
     return f"""apiVersion: 1
 providers:
   - name: veloxquant
@@ -109,8 +119,12 @@ providers:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether it is one word in YAML without quotes."""
-    return path.isascii() and path.replace("/", "a").replace("-", "a").replace(".", "a").isalnum()
+    """Whether it is text in YAML without quotes: `true`, `1` and `-` are not."""
+    return (
+        path.startswith("/")
+        and path.isascii()
+        and path.replace("/", "a").replace("-", "a").replace(".", "a").isalnum()
+    )
 
 
 def _with_variables(board: Json, changes: Mapping[str, Json]) -> Json:

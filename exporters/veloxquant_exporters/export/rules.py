@@ -25,9 +25,9 @@ _PURPOSE: Final = {
     ),
 }
 _LINK: Final = re.compile(r"(?m)^(\s*runbook_url:\s*)RUNBOOKS/")
-_STRING: Final = r'"(?:[^"\\]|\\.)*"'
 # The matchers by which rules find our targets; one on another job is somebody's for a reason.
 _OURS: Final = re.compile(r'\bjob\s*=~\s*"(?:[^"\\]|\\.)*veloxquant(?:[^"\\]|\\.)*"')
+_ABSENT: Final = re.compile(rf"\babsent\((\w+)\{{{_OURS.pattern}\}}\)")
 
 
 def rule_files(*, runbooks: str, jobs: Sequence[str] = ()) -> dict[str, str]:
@@ -59,10 +59,9 @@ def operator_files(
         namespace: Namespace of the manifests; None leaves it to who applies them.
         labels: Labels of the manifests: a Prometheus' `ruleSelector` may ask for some.
     """
-    head = _manifest_head(namespace, labels or {})
     return {
         name: _header(name)
-        + head.replace("NAME", f"veloxquant-{name.removesuffix('.yaml')}")
+        + _manifest_head(f"veloxquant-{name.removesuffix('.yaml')}", namespace, labels or {})
         + indent(_groups(name, text, runbooks, jobs), "  ")
         for name, text in shipped("rules").items()
     }
@@ -75,8 +74,14 @@ def _groups(name: str, text: str, runbooks: str, jobs: Sequence[str]) -> str:
         raise ExportError(f"the rules {name} of this installation are damaged: no groups")
     changed = _LINK.sub(lambda match: f"{match[1]}{runbooks}/", text[start.start() :])
     if jobs:
+        changed = _ABSENT.sub(lambda match: _absent(match[1], jobs), changed)
         changed = _OURS.sub(lambda _: _matcher(jobs), changed)
     return changed
+
+
+def _absent(metric: str, jobs: Sequence[str]) -> str:
+    """Any of the jobs: of several in one matcher, `absent` would miss only all, and name none."""
+    return " or ".join(f'absent({metric}{{job="{job}"}})' for job in jobs)
 
 
 def _matcher(jobs: Sequence[str]) -> str:
@@ -92,10 +97,12 @@ def _header(name: str) -> str:
     return "".join(f"# {line}\n" for line in [*lines, "Written by `vqmon export rules`."])
 
 
-def _manifest_head(namespace: str | None, labels: Mapping[str, str]) -> str:
+def _manifest_head(name: str, namespace: str | None, labels: Mapping[str, str]) -> str:
     lines = ["apiVersion: monitoring.coreos.com/v1", "kind: PrometheusRule", "metadata:"]
-    lines += ["  name: NAME"]
+    lines += [f"  name: {name}"]
     lines += [f"  namespace: {json.dumps(namespace)}"] if namespace else []
-    lines += ["  labels:", "    app.kubernetes.io/name: veloxquant-mlx-monitor"]
-    lines += [f"    {key}: {json.dumps(value)}" for key, value in labels.items()]
+    lines += ["  labels:"]
+    # Quoted: a key such as `true` or `1` is no text in YAML. The user's may replace ours.
+    all_labels = {"app.kubernetes.io/name": "veloxquant-mlx-monitor", **labels}
+    lines += [f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in all_labels.items()]
     return "\n".join([*lines, "spec:"]) + "\n"
