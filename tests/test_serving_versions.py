@@ -27,7 +27,9 @@ BUILD = ROOT / "build" / "mlx-lm"
 PROGRAM = """
 import json, sys, types
 from veloxquant_mlx.serving import watch
-watched = watch()
+from veloxquant_mlx.serving.accounting import PoolSettings, account_for
+account = account_for(PoolSettings.parse("blocks=4096,block-size=1"))
+watched = watch(accounting=account)
 import mlx_lm
 from mlx_lm import server
 from mlx_lm.generate import BatchGenerator, stream_generate
@@ -60,6 +62,8 @@ for _ in range(2):
     request = server.CompletionRequest("text", "hello there", [], None, None)
     context, answers = generator.generate(request, args)
     served = [answer.token for answer in answers]
+account.refresh()
+charged = {"blocks": account.pool.stats.blocks_in_use(), "bytes": account.bytes.usage().in_use_bytes}
 found = watched.snapshot()
 alive = found.generation_thread_alive
 generator.stop_and_join()
@@ -72,7 +76,7 @@ print(json.dumps({
     "generated": sum(v.generated_tokens for v in found.requests.values()),
     "cached": found.prompt_cache and found.prompt_cache.hit_tokens,
     "entries": found.prompt_cache and sum(found.prompt_cache.entries.values()),
-    "weights": found.weights_bytes,
+    "weights": found.weights_bytes, "charged": found.account and charged,
 }))
 """
 
@@ -136,6 +140,9 @@ def test_a_tested_version_is_seen_in_full(version: str, model: Path) -> None:
     assert seen["cached"] > 0 and seen["entries"] >= 1 and seen["alive"] is True
     assert seen["caches"]["KVCache"] > 0 and seen["weights"] > 900_000
     assert "off:" not in said
+    # Charged in blocks of one slot, which are two heads of 64 floats.
+    n_bytes = sum(seen["caches"].values())
+    assert seen["charged"] == {"blocks": n_bytes // (2 * 64 * 4), "bytes": n_bytes}
 
 
 def test_a_version_to_come_degrades_with_one_warning(tmp_path: Path, model: Path) -> None:
@@ -163,6 +170,7 @@ def test_a_version_to_come_degrades_with_one_warning(tmp_path: Path, model: Path
     assert seen["generated"] == 6 * 5 and seen["alive"] is True and seen["weights"] > 900_000
     assert seen["finished"]["text_completion"]["ok"] == 5
     assert seen["errors"]["prompt_cache"] > 0, "the entries by type cannot be read"
+    assert seen["charged"] is None and said.count("pool accounting is off") == 1
     warnings = [line for line in said.splitlines() if "mlx-lm 0.99.0 is untested" in line]
     assert len(warnings) == 1
     assert all(hook in warnings[0] for hook in off)
