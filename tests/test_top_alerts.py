@@ -306,11 +306,12 @@ def test_a_dead_worker_is_told(pool: BlockPoolAllocator) -> None:
 
 
 def test_old_metrics_are_told(pool: BlockPoolAllocator) -> None:
-    """A snapshot more than a minute old."""
+    """A snapshot older than the rule allows, and not one that is just as old."""
+    (limit_s,) = next(rule.limits for rule in RULES if rule.name == "VeloxQuantMetricsStale")
     first = at(0, now())
-    old = Moment(100.0, first.wall_s + 61, first.reading)
+    old = Moment(100.0, first.wall_s + limit_s + 1, first.reading)
     assert names(first, old) == ["VeloxQuantMetricsStale"]
-    assert names(first, Moment(100.0, first.wall_s + 60, first.reading)) == []
+    assert names(first, Moment(100.0, first.wall_s + limit_s, first.reading)) == []
 
 
 def test_failures_of_telemetry_are_told_by_reason(pool: BlockPoolAllocator) -> None:
