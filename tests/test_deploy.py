@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -180,7 +181,7 @@ def test_compose_mounts_what_is_there() -> None:
     """Every path of this repository that it names exists."""
     mounted = [volume for service in services().values() for volume in service.get("volumes", [])]
     sources = [volume.split(":")[0] for volume in mounted if volume.startswith(".")]
-    assert len(sources) >= 6
+    assert len(sources) >= 5
     for source in sources:
         assert (COMPOSE / source).exists(), source
     build = services()["sidecar"]["build"]
@@ -190,13 +191,13 @@ def test_compose_mounts_what_is_there() -> None:
 def test_compose_reaches_from_this_machine_only() -> None:
     """Every port is bound to loopback, every image has a version."""
     for service in services().values():
-        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
         assert re.fullmatch(r".+:v?\d+\.\d+\.\d+", service["image"])
 
 
 def test_compose_names_and_ports_agree() -> None:
     """Who scrapes, alerts, shows and forwards finds its other side."""
-    inner = {name: {port.rsplit(":", 1)[1] for port in service["ports"]}
+    inner = {name: {port.rsplit(":", 1)[1] for port in service.get("ports", ())}
              for name, service in services().items()}  # fmt: skip
     prometheus = load(COMPOSE / "prometheus.yml")
     targets = [
@@ -218,18 +219,86 @@ def test_compose_names_and_ports_agree() -> None:
     assert any("veloxquant" in config["job_name"] for config in prometheus["scrape_configs"])
 
 
-def test_grafana_is_given_our_boards() -> None:
-    """The folder of the provider is the one that the boards are mounted into."""
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the service `export` writes, run as it stands in the file: its volumes by name."""
+    pytest.importorskip("click", reason="click comes with the extra cli")
+    from veloxquant_exporters.cli.group import run
+
+    folder = tmp_path_factory.mktemp("export")
+    service = services()["export"]
+    found = re.fullmatch(r"\$\{RUNBOOKS:-(.+)\}", service["environment"]["RUNBOOKS"])
+    assert found is not None
+    places = dict(reversed(volume.split(":")) for volume in service["volumes"])
+    (script,) = service["command"]
+    lines = script.replace('"$$RUNBOOKS"', found[1]).splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "vqmon"
+        # The folder's place in the container is where a volume is mounted.
+        assert run([str(folder / places[one]) if one in places else one for one in arguments]) == 0
+    return folder
+
+
+def mount(service: str, volume: str) -> str:
+    """Where a service has a volume, read-only."""
+    (found,) = [v.split(":") for v in services()[service]["volumes"] if v.startswith(f"{volume}:")]
+    assert found[2] == "ro"
+    return str(found[1])
+
+
+def test_compose_gives_grafana_our_boards(exported: Path) -> None:
+    """The folder of the provider is the one that the boards are exported to, and no other."""
     provider = load(COMPOSE / "grafana/provisioning/dashboards/veloxquant.yaml")["providers"][0]
-    boards = [
-        volume for volume in services()["grafana"]["volumes"] if "dashboards/grafana" in volume
-    ]
-    assert boards[0].split(":")[1] == provider["options"]["path"]
-    source = boards[0].split(":", maxsplit=1)[0]
-    assert len(list((COMPOSE / source).glob("*.json"))) >= 3
+    inside = Path(provider["options"]["path"]).relative_to(mount("grafana", "boards"))
+    assert len(list((exported / "boards" / inside).rglob("*.json"))) == 6
     scrape_s = load(COMPOSE / "prometheus.yml")["global"]["scrape_interval"]
     datasource = load(COMPOSE / "grafana/provisioning/datasources/prometheus.yaml")
     assert datasource["datasources"][0]["jsonData"]["timeInterval"] == scrape_s
+
+
+def test_compose_gives_prometheus_our_rules(exported: Path, tmp_path: Path) -> None:
+    """With its own configuration, in the folder that this names."""
+    assert mount("prometheus", "rules") == "/etc/prometheus/rules"
+    shutil.copytree(exported / "rules", tmp_path / "rules")
+    done = checked("promtool", "check", "config", shutil.copy(COMPOSE / "prometheus.yml", tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"SUCCESS: \d+ rules found", done.stdout)) == 3
+
+
+def test_compose_leads_to_runbooks_that_are_there(exported: Path) -> None:
+    """Every link of a rule and a panel is to a file that Grafana serves, at a port that is open."""
+    grafana = services()["grafana"]
+    assert "127.0.0.1:3000:3000" in grafana["ports"]
+    base = "http://localhost:3000/public/runbooks/"
+    assert "../../docs/runbooks:/usr/share/grafana/public/runbooks:ro" in grafana["volumes"]
+    rules = (exported / "rules" / "alerts.yaml").read_text("utf-8")
+    links = re.findall(r"runbook_url: (.+)", rules)
+    for path in (exported / "boards" / "dashboards").glob("*.json"):
+        board = json.loads(path.read_text("utf-8"))
+        (place,) = [v["query"] for v in board["templating"]["list"] if v["name"] == "runbooks"]
+        urls = [link["url"] for panel in board["panels"] for link in panel.get("links", ())]
+        links += [url.replace("${runbooks}", place) for url in urls]
+    assert len(links) > 50
+    for link in links:
+        assert link.startswith(base)
+        assert (ROOT / "docs" / "runbooks" / link.removeprefix(base)).is_file(), link
+
+
+def test_compose_waits_for_what_is_exported() -> None:
+    """Rules and boards are read at the start; a volume that nobody declares is none."""
+    compose = load(COMPOSE / "compose.yaml")
+    for name in ("prometheus", "grafana"):
+        wanted = {"export": {"condition": "service_completed_successfully"}}
+        assert compose["services"][name]["depends_on"] == wanted
+    named = {
+        volume.split(":")[0]
+        for service in compose["services"].values()
+        for volume in service.get("volumes", ())
+        if not volume.startswith((".", "$"))
+    }
+    assert named == set(compose["volumes"])
 
 
 def test_the_collector_uses_what_it_defines() -> None:
