@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -230,6 +231,27 @@ def test_enforce_sends_away_what_does_not_fit(model: Path) -> None:
         patient = client_of(server, max_retries=8)
         with ThreadPoolExecutor(3) as threads:
             assert all(threads.map(lambda n: chat(patient, n), range(3)))
+
+
+@pytest.mark.timeout(200)
+def test_a_real_model_is_charged_too() -> None:
+    """Two chats on the model of CI: blocks and bytes are those of the census."""
+    folder = os.environ.get("VELOXQUANT_TEST_MODEL")
+    if not folder:
+        pytest.skip("VELOXQUANT_TEST_MODEL names no folder with a model that mlx_lm.load takes")
+    with server_of(Path(folder)) as server:
+        client = client_of(server)
+        answers = [chat(client, 1, max_tokens=4) for _ in range(2)]
+        assert answers[0] == answers[1]
+        until(lambda: server.value("program_active_requests") == 0)
+        n_bytes = server.value("program_cache_bytes", kind="KVCache")
+        assert server.value("block_pool_storage_bytes", pool="kv") == n_bytes > 0
+        in_use = server.value("block_pool_blocks_in_use", pool="kv")
+        slots = server.value("program_cache_slots", kind="KVCache")
+        n_caches = server.value("program_caches", kind="KVCache")
+        assert 2 * slots <= in_use * SIZE < 2 * (slots + n_caches * SIZE)
+        assert 0 < server.value("block_pool_cached_blocks", pool="kv") <= in_use
+        assert server.value("program_hook_errors_total") == 0
 
 
 def run_program(model: Path, *program: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
