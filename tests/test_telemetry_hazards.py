@@ -70,7 +70,7 @@ def watch(name: str, *, sampled: bool) -> Callable[[], tuple[BlockPoolAllocator,
         if not sampled:
             for slot in probe._hooks._slots:
                 slot.schedule(7)
-            probe._hooks._disarm(pool)
+            probe._hooks._timer.disarm(pool)
         _last.append(pool)
         return pool, call
 

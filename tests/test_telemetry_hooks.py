@@ -330,7 +330,7 @@ def test_large_calls_are_not_missed_for_want_of_a_sample(watched: Any) -> None:
         pool.allocate("k", 4, 1)
         pool.free_all(1)
     clock = SteppingClock()
-    probe._hooks._clock = pool._clock = clock
+    probe._hooks._clock = probe._hooks._sampler._clock = pool._clock = clock
     for _ in range(3):
         for _ in range(2):
             clock.step_ns = 2_000_000
@@ -393,7 +393,7 @@ def test_a_rare_release_is_timed_although_other_calls_come_between(watched: Any)
 def test_the_timing_lock_does_not_stay(watched: Any) -> None:
     """Without the call that it waits for, it is put back in the end."""
     pool, probe = watched(64)
-    real = probe._hooks._real_lock
+    real = probe._hooks._timer._real_lock
     (block,) = pool.allocate("k", 3, 1)
     pool.free_all(1)  # arms for the next one
     (block,) = pool.allocate("k", 3, 1)
@@ -513,7 +513,7 @@ def test_a_wait_for_the_lock_is_seen(watched: Any) -> None:
     """A call that waits while another thread holds the lock shows as a long wait."""
     pool, probe = watched()
     holding, done = threading.Event(), threading.Event()
-    lock = probe._hooks._real_lock
+    lock = probe._hooks._timer._real_lock
 
     def hold() -> None:
         with lock:
@@ -572,22 +572,23 @@ def test_a_fork_while_a_sample_is_due(watched: Any) -> None:
 
 @pytest.mark.parametrize(
     "where",
-    ["_fire", "_on_rare", "_tally_took", "_tally_gave", "_on_special", "stamped", "_observe_bulk"],
+    ["_fire", "_on_rare", "_tally_took", "_tally_gave", "_on_special", "stamped", "observe_bulk"],
 )
 def test_a_fault_in_a_hook_is_counted_and_never_raised(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted in each part in turn: the pool works on, and the telemetry tells."""
     from veloxquant_mlx.telemetry.hooks import Hooks
+    from veloxquant_mlx.telemetry.lock_timer import LockTimer
+    from veloxquant_mlx.telemetry.sampler import Sampler
 
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    if where in ("_on_special", "stamped"):  # these catch inside, so plant below them
-        below = {"_on_special": "_slot_of", "stamped": "_give_up"}[where]
-        monkeypatch.setattr(Hooks, below, broken)
-    else:
-        monkeypatch.setattr(Hooks, where, broken)
+    # Two of them catch inside, so plant below them.
+    below = {"_on_special": "_slot_of", "stamped": "_give_up"}.get(where, where)
+    owner = next(part for part in (Hooks, LockTimer, Sampler) if below in vars(part))
+    monkeypatch.setattr(owner, below, broken)
     pool = a_pool(2 * BULK)
     probe = instrument(pool, name=f"hooks-broken-{where}")
     for _ in range(70):

@@ -496,7 +496,11 @@ def test_series_and_memory_are_flat_in_owners_and_formats(watched: Any) -> None:
             pool.allocate("k", 5, owner, f"made-up-{owner % 500}")
             pool.free_all(owner)
         now = seen(probe)
-        kept = len(probe._hooks._samples) + len(probe._meters._watched) + len(probe._meters.formats)
+        kept = (
+            len(probe._hooks._sampler._samples)
+            + len(probe._meters._watched)
+            + len(probe._meters.formats)
+        )
         return len(counters(now)), kept
 
     series, _ = live(1000, 0)

@@ -5,8 +5,7 @@ it passes the tuple on and counts the call, which is all that an unsampled call 
 uninstrumented pool pays nothing.
 
 How long a call took is known from its entry if it went the general path, whose entries carry the
-time of their beginning. For the one-block path, which reads no clock, the pool's lock is swapped
-for one that notes when it was asked for and had, until the next call on the slot was sampled.
+time of their beginning. Of a call on the one-block path, which reads no clock, `lock_timer` tells it.
 
 Everything here runs under the pool's lock. Nothing here refers to the pool but weakly: a pool that
 is dropped must not live on in its hooks.
@@ -18,35 +17,25 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Callable
-from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 from veloxquant_mlx.memory.hot_path import FP16
 from veloxquant_mlx.memory.journal import ALLOCATE, BULK, EXHAUSTED, FREE, FREE_ALL, SHRINK
+from veloxquant_mlx.telemetry.lock_timer import PATIENCE_AT_START, LockTimer
 from veloxquant_mlx.telemetry.meters import owner_text
 from veloxquant_mlx.telemetry.notices import SLOW_NS, Notice, listeners, tell
-from veloxquant_mlx.telemetry.samples import Sample, observe_call, observe_releases, sample_of
+from veloxquant_mlx.telemetry.sampler import Sampler
 from veloxquant_mlx.telemetry.slots import HookPair, RareSlot, Slot, make_hooks
-from veloxquant_mlx.telemetry.timing_lock import timing_lock
 
 if TYPE_CHECKING:
     from veloxquant_mlx.memory.block import Lease
     from veloxquant_mlx.memory.block_pool import BlockPoolAllocator
     from veloxquant_mlx.memory.journal import Entry, Part
     from veloxquant_mlx.telemetry.meters import Meters
+    from veloxquant_mlx.telemetry.tap import Tap
 
-__all__ = ["Hooks", "Tap"]
-
-# Samples are observed so many at a time, or when a snapshot is taken.
-DIGESTED: Final = 64
-# How often the timing lock may be entered for nothing before it is put back: so often at least, ...
-PATIENCE: Final = 64
-PATIENCE_AT_START: Final = 16
-# ... once in so many hooked calls, ...
-PATIENCE_SHARE: Final = 64
-# ... and for a slot of which nothing is known yet. Each time costs about a microsecond.
-PATIENCE_FIRST: Final = 2000
+__all__ = ["Hooks"]
 
 OPERATION_NAMES: Final = {
     ALLOCATE: "allocate",
@@ -54,31 +43,6 @@ OPERATION_NAMES: Final = {
     FREE_ALL: "free_all",
     SHRINK: "shrink",
 }
-
-
-class Tap(Protocol):
-    """What a recorder wants to be told, beyond the journal. Under the pool's lock, but for `gone`."""
-
-    def freed(self, entry: Entry) -> None:
-        """A `free` of single blocks, the newest in the journal."""
-
-    def resized(self) -> None:
-        """The pool grew, or retired blocks."""
-
-    def refused(self) -> None:
-        """An allocation failed."""
-
-    def sampled(self, sample: Sample) -> None:
-        """A call was timed."""
-
-    def violated(self) -> None:
-        """The self-check found a fault. Without the lock."""
-
-    def removed(self) -> None:
-        """The hooks are about to be taken out."""
-
-    def gone(self) -> None:
-        """The pool was collected; on any thread, at any moment."""
 
 
 class Hooks:
@@ -104,17 +68,8 @@ class Hooks:
         self._telling = False  # whether any lease was of another format than fp16
         self._rare = {code: RareSlot(name) for code, name in OPERATION_NAMES.items()}
         self._rare_allocates = {stream.name: 0 for stream in pool._streams}
-        self._real_lock: Any = pool._lock
-        self._timing_lock = timing_lock(self._real_lock, self, self._clock)
-        # While the timing lock is in place: whom for, when it was last had and by which thread.
-        self._armed: Slot | None = None
-        self._stamp: tuple[int, int] | None = None
-        self._left_stamps = 0
-        self._wait_due = False
-        self._waits_ns: list[int] = []
-        self._last_wait_ns: list[int] = []
-        self._waits_weighed = 0
-        self._samples: list[Sample] = []
+        self._timer = LockTimer(pool, meters, self._random, self._slots)
+        self._sampler = Sampler(meters, self._timer, self._random, self._slots, self._clock)
         self._tap: Tap | None = None
         self.journal: deque[Entry] = pool._journal
         self.spent_ns = 0  # in samples; what the plain calls cost is estimated by the reader
@@ -131,11 +86,11 @@ class Hooks:
         self._put_hooks(pool, telling=any(self._meters.formats.values()))
         pool._rare = self._make_rare(pool._journal.append)
         pool._timed = self._on_special
-        self._arm(pool, None, PATIENCE_AT_START)
+        self._timer.arm(pool, None, PATIENCE_AT_START)
 
     def _make_hooks(self, pool: BlockPoolAllocator) -> None:
         errors, log = self._meters.errors, pool._journal.append
-        self._slots = list(self._rare.values())
+        self._slots[:] = self._rare.values()
         for stream in pool._streams:
             took = make_hooks("allocate", log, self._fire, self._tally_took, errors)
             gave = make_hooks("free_all", log, self._fire, self._tally_gave, errors)
@@ -167,14 +122,14 @@ class Hooks:
             stream.took = stream.gave = pool._journal.append
         pool._rare = pool._journal.append
         pool._timed = None
-        self._disarm(pool)
+        self._timer.disarm(pool)
 
     # -- recording ------------------------------------------------------------------------------
 
     def use_journal(self, pool: BlockPoolAllocator, journal: deque[Entry], tap: Tap | None) -> None:
         """Let entries go to `journal` from now on, and tell `tap` the rest; the lock is held."""
         self.journal = pool._journal = journal
-        self._tap = tap
+        self._tap = self._sampler.tap = tap
         for pair in self._hooked:
             for hook in pair:
                 hook.slot.redirect(journal.append)
@@ -208,49 +163,19 @@ class Hooks:
         return self._rare_allocates[stream] + (0 if slot is None else slot.calls())
 
     def settle(self) -> None:
-        """Observe what was sampled, and let the newest sample of each slot stand for the rest.
-
-        After it every call is stood for in the histograms.
-        """
-        self.digest()
-        for slot in self._slots:
-            if slot.last is not None and (pending := slot.pending(slot.calls())):
-                observe_call(self._meters, slot.last, pending)
-
-    def digest(self) -> None:
-        """Observe what was sampled. Put off until now: sampling must be short, as its code is cold."""
-        samples, self._samples = self._samples, []
-        for sample in samples:
-            observe_call(self._meters, sample, sample.slot.pending(sample.calls))
-            observe_releases(self._meters, sample)
-        self._digest_waits()
-        self._meters.settle_idle(self._clock())
-
-    def _digest_waits(self) -> None:
-        """The waits seen since stand for the calls since, to equal parts; or the last one does."""
-        waits, total = self._waits_ns or self._last_wait_ns, self.n_calls()
-        if waits:
-            each, more = divmod(total - self._waits_weighed, len(waits))
-            self._waits_ns, self._last_wait_ns, self._waits_weighed = [], waits[-1:], total
-            for n, wait_ns in enumerate(waits):
-                self._meters.lock_wait.observe(wait_ns, each + (n < more))
+        """Observe what was sampled; after it every call is stood for in the histograms."""
+        self._sampler.settle()
 
     def let_go(self) -> None:
         """Observe what was sampled, and drop what refers to blocks."""
-        try:
-            self.settle()
-        except Exception:  # noqa: BLE001 - may run while the pool is being collected
-            self._meters.errors["hook"] += 1
-        self._samples = []
-        for slot in self._slots:
-            slot.last = None
+        self._sampler.let_go()
 
     def end(self) -> None:
         """The pool is gone: let go of its journal as well."""
         self.let_go()
         if self._tap is not None:
             self._tap.gone()
-            self._tap = None
+            self._tap = self._sampler.tap = None
         self.journal = deque()
         for pair in self._hooked:
             for hook in pair:
@@ -306,14 +231,14 @@ class Hooks:
         if took_ns >= SLOW_NS:
             self._tell("slow", slot.operation, lease, n, took_ns)
         if n >= BULK:
-            self._observe_bulk(slot, entry, took_ns, now)
+            self._sampler.observe_bulk(slot, entry, took_ns, now)
             if due:
                 slot.schedule(1)
         elif due:
-            self._sample(slot, entry, took_ns, now)
+            self._sampler.sample(slot, entry, took_ns, now)
             pool = self._pool()
-            if pool is not None and pool._lock is not self._timing_lock:
-                self._arm(pool, None, 1)  # for the next wait
+            if pool is not None and not self._timer.is_in_place(pool):
+                self._timer.arm(pool, None, 1)  # for the next wait
         self.spent_ns += perf_counter_ns() - began
 
     def _on_special(self, operation: int, n_blocks: int, started_ns: int) -> None:
@@ -335,7 +260,7 @@ class Hooks:
             now = self._clock()
             took_ns = now - started_ns
             if n_blocks >= BULK:
-                self._observe_bulk(self._slot_of(operation, lease), entry, took_ns, now)
+                self._sampler.observe_bulk(self._slot_of(operation, lease), entry, took_ns, now)
             if took_ns >= SLOW_NS:
                 self._tell("slow", OPERATION_NAMES[operation], lease, n_blocks, took_ns)
         except Exception:  # noqa: BLE001 - telemetry never raises into the serving code
@@ -404,93 +329,21 @@ class Hooks:
             now, pool = self._clock(), self._pool()
             if pool is None:
                 return
-            had = None
-            if pool._lock is self._timing_lock:
-                stamp = self._stamp
-                # Another thread's: this one had asked for the lock before it was swapped.
-                if stamp is not None and stamp[1] == get_ident():
-                    had = stamp[0]
+            had, timer = None, self._timer
+            in_place = timer.is_in_place(pool)
+            if in_place:
+                had = timer.had_ns()
             elif slot.operation == "allocate" and entry[3] > 1:
                 had = entry[0]  # the one-block path alone reads no clock
             if had is None or entry[3] >= BULK:
                 slot.schedule(1)
-                if pool._lock is not self._timing_lock:
-                    self._arm(pool, slot, self._patience(slot))
+                if not in_place:
+                    timer.await_call(pool, slot)
                 return
-            if self._armed is slot:
-                self._disarm(pool)
+            timer.done(pool, slot)
             pool._now = now
-            self._sample(slot, entry, now - had, now)
+            self._sampler.sample(slot, entry, now - had, now)
             if now - had >= SLOW_NS:
                 self._tell("slow", slot.operation, entry[2], entry[3], now - had)  # type: ignore[arg-type]
         finally:
             self.spent_ns += perf_counter_ns() - began
-
-    def _sample(self, slot: Slot, entry: Entry, took_ns: int, now: int) -> None:
-        jitter = self._random.random()
-        calls = slot.calls()
-        since = slot.sampled(calls, now, jitter)
-        sample = slot.last = sample_of(entry, slot, calls, since, took_ns, now, jitter)
-        self._samples.append(sample)
-        if self._tap is not None:
-            self._tap.sampled(sample)
-        if len(self._samples) >= DIGESTED:
-            self.digest()
-
-    def _observe_bulk(self, slot: Slot, entry: Entry, took_ns: int, now: int) -> None:
-        """A call that stands for itself alone, and that no other sample stands for."""
-        slot.weighed += 1
-        slot.sampled_calls += 1
-        sample = sample_of(entry, slot, 0, 1, took_ns, now, 0.0)
-        if self._tap is not None:
-            self._tap.sampled(sample)
-        observe_call(self._meters, sample, 1)
-        observe_releases(self._meters, sample)
-
-    # -- the timing lock ------------------------------------------------------------------------
-
-    def _patience(self, slot: Slot) -> int:
-        slot.misses += 1
-        if slot.misses == 1:
-            return PATIENCE if slot.last is not None else PATIENCE_FIRST
-        total = self.n_calls()
-        since, slot.armed_total = total - slot.armed_total, total
-        return PATIENCE + since // PATIENCE_SHARE
-
-    def _arm(self, pool: BlockPoolAllocator, slot: Slot | None, patience: int) -> None:
-        """Put the timing lock in place, for `slot` or else for whoever comes; the lock is held."""
-        if pool._lock is not self._real_lock:  # made anew in the child of a fork
-            self._real_lock = pool._lock
-            self._timing_lock = timing_lock(self._real_lock, self, self._clock)
-        self._armed, self._stamp = slot, None
-        self._left_stamps, self._wait_due = patience, True
-        pool._lock = self._timing_lock
-
-    def _disarm(self, pool: BlockPoolAllocator) -> None:
-        self._armed = None
-        if pool._lock is self._timing_lock:
-            pool._lock = self._real_lock
-
-    def stamped(self, asked_ns: int, had_ns: int) -> None:
-        """See `timing_lock.Stamped`."""
-        try:
-            self._stamp = (had_ns, get_ident())
-            if self._wait_due:
-                self._wait_due = False
-                self._waits_ns.append(had_ns - asked_ns)
-                if len(self._waits_ns) >= DIGESTED:
-                    self._digest_waits()
-            self._left_stamps -= 1
-            if self._left_stamps <= 0:
-                self._give_up(had_ns)
-        except Exception:  # noqa: BLE001 - telemetry never raises into the serving code
-            self._meters.errors["hook"] += 1
-
-    def _give_up(self, now: int) -> None:
-        pool = self._pool()
-        if pool is None:
-            return
-        slot = self._armed
-        if slot is not None:
-            slot.schedule(slot.stride(slot.calls(), now, self._random.random()))
-        self._disarm(pool)
