@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -101,14 +102,18 @@ class Terminal:
 
     def until(self, *texts: str) -> str:
         """The screen once it shows all of them."""
+        return self.until_true(lambda seen: all(text in seen for text in texts), f"{texts}")
+
+    def until_true(self, condition: Callable[[str], bool], what: str) -> str:
+        """The screen once `condition` is true of it."""
         seen = [""]
 
         def shows() -> bool:
             seen[0] = self.screen()
-            return all(text in seen[0] for text in texts)
+            return condition(seen[0])
 
         try:
-            wait_for(shows, f"{texts}")
+            wait_for(shows, what)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{seen[0]}") from None
         return seen[0]
@@ -142,14 +147,13 @@ def test_numbers_move_it_resizes_and_leaves_no_trace(tmp_path: Path) -> None:
             (line,) = (line for line in text.splitlines() if "▸ main" in line)
             return line.split()[-4]
 
-        wait_for(lambda: rate(terminal.screen()) not in ("0", "-"), "a rate")
-        before = rate(terminal.screen())
-        wait_for(lambda: rate(terminal.screen()) != before, "numbers that move")
+        before = rate(terminal.until_true(lambda seen: rate(seen) not in ("0", "-"), "a rate"))
+        terminal.until_true(lambda seen: rate(seen) != before, "numbers that move")
         terminal.tmux("resize-window", "-x", "150", "-y", "36")
-        wait_for(lambda: max(map(len, terminal.screen().splitlines())) > 100, "150 columns")
-        terminal.until("oldest", "lock wait", "? Help")
+        terminal.until_true(lambda seen: max(map(len, seen.splitlines())) > 100, "150 columns")
+        terminal.until("pools", "owners", "lock wait", "? Help")
         terminal.tmux("resize-window", "-x", "80", "-y", "24")
-        wait_for(lambda: max(map(len, terminal.screen().splitlines())) <= 80, "80 columns again")
+        terminal.until_true(lambda seen: max(map(len, seen.splitlines())) <= 80, "80 columns")
         terminal.type("Enter")
         terminal.until("top holders", "esc Back")
         terminal.type("Escape")

@@ -28,7 +28,7 @@ __all__ = ["BoardScreen", "PoolPanel"]
 # Lines that the summary of a pool needs to be worth its place.
 SUMMARY_LINES = 4
 # Lines from which on the table has a title.
-ROOM_FOR_TITLE = 4
+ROOM_FOR_TITLE = 3
 
 
 class PoolPanel(Panel, can_focus=True):
