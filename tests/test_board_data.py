@@ -52,6 +52,7 @@ QUIET = {
     "VeloxQuantMlxMemoryDrift": "it takes more than an hour to tell",
     "VeloxQuantMlxCacheGrowing": "the cache comes and goes with the load",
     "VeloxQuantExporterAbsent": "there are exporters",
+    "VeloxQuantGenerationThreadDead": "every server's thread lives",
     "VeloxQuantTelemetryOverhead": "watching costs next to nothing",
     "VeloxQuantBenchmarkStale": "the benchmarks ran within the hour",
 }

@@ -450,4 +450,4 @@ def test_an_installed_wheel_exports_the_same(
     for what in ("dashboards", "rules"):
         assert export(capsys, what, tmp_path / "out" / what)[0] == 0
     assert texts(tmp_path / "out") == installed
-    assert len(installed) == 6 * 2 + 1 + 14 + 3 + 14
+    assert len(installed) == 6 * 2 + 1 + 15 + 3 + 15

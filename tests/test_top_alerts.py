@@ -237,6 +237,18 @@ def test_caches_beyond_their_pool_are_told(pool: BlockPoolAllocator) -> None:
     assert names(at(0, before), at(5, over), *(at(s, after) for s in range(100, 400, 50))) == []
 
 
+def test_a_dead_generation_thread_is_told(pool: BlockPoolAllocator) -> None:
+    """While it is dead; a program that has none is no server."""
+    found = now()
+    for alive, said in (
+        (None, []),
+        (True, []),
+        (False, ["VeloxQuantGenerationThreadDead"]),
+    ):
+        program = ProgramSnapshot(generation_thread_alive=alive)
+        assert names(at(0, replace(found, program=program))) == said
+
+
 def test_a_double_free_is_told_at_once_by_reason(pool: BlockPoolAllocator) -> None:
     """From the first one on; a stale handle is not meant."""
     blocks = pool.allocate("k", 32, 1)

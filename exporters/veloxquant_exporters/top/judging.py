@@ -31,6 +31,7 @@ __all__ = [
     "slow",
     "stale",
     "sustained",
+    "thread_dead",
     "violations",
     "waste",
 ]
@@ -189,6 +190,12 @@ def near_limit(rule: Rule, _scene: Scene, process: ProcessSnapshot) -> str | Non
         return None
     share = (active + cache) / limit
     return f"MLX at {percent(share)} of the device's limit" if share > rule.limits[0] else None
+
+
+def thread_dead(_rule: Rule, _scene: Scene, process: ProcessSnapshot) -> str | None:
+    """A server whose generation thread has ended."""
+    dead = process.program is not None and process.program.generation_thread_alive is False
+    return "the generation thread has ended: requests are taken and not answered" if dead else None
 
 
 def stale(rule: Rule, scene: Scene, process: ProcessSnapshot) -> str | None:

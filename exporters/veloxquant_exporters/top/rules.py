@@ -28,6 +28,8 @@ RULES: Final = (
          judging.old_owner, (3600.0,)),
     Rule("VeloxQuantPoolOverBudget", "warning", 5 * _M, "pool-over-budget.md",
          judging.over_budget, (0.0, 0.0), window_s=5 * _M),
+    Rule("VeloxQuantGenerationThreadDead", "critical", 1 * _M, "generation-thread-dead.md",
+         judging.processes_where(judging.thread_dead)),
     Rule("VeloxQuantPoolDoubleFree", "warning", 1 * _M, "double-free-and-invariants.md",
          judging.increases(judging.rejected, "blocks refused"), window_s=15 * _M),
     Rule("VeloxQuantPoolInvariantViolated", "critical", 1 * _M, "double-free-and-invariants.md",
@@ -55,7 +57,7 @@ _BENCH: Final = "is about benchmark runs"
 
 # Every other rule of alerts.yaml.
 NOT_JUDGED: Final = {
-    "VeloxQuantPoolExhaustionPredicted": "looks at a trend over 15 minutes, all that top keeps",
+    "VeloxQuantPoolExhaustionPredicted": _LONG.format("20 minutes"),
     "VeloxQuantPoolChurnGrowShrink": _LONG.format("30 minutes"),
     "VeloxQuantMlxCacheGrowing": _LONG.format("30 minutes"),
     "VeloxQuantMlxMemoryDrift": _LONG.format("1 hour"),
