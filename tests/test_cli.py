@@ -16,7 +16,7 @@ pytest.importorskip("click", reason="click comes with the extra cli")
 import click
 
 from veloxquant_exporters.cli.commands import COMMANDS, Entry
-from veloxquant_exporters.cli.missing import LIBRARIES, backend_extra, explain
+from veloxquant_exporters.missing import LIBRARIES, backend_extra, explain
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from veloxquant_exporters.cli.missing import explain
+from veloxquant_exporters.missing import explain
 
 __all__ = ["main"]
 

@@ -14,7 +14,7 @@ import click
 
 from veloxquant_exporters import __version__
 from veloxquant_exporters.cli.commands import COMMANDS
-from veloxquant_exporters.cli.missing import explain
+from veloxquant_exporters.missing import explain
 
 __all__ = ["CLOSED_PIPE", "INTERRUPTED", "run", "vqmon"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from veloxquant_exporters import __version__
-from veloxquant_exporters.cli.missing import DISTRIBUTION, PEER
 from veloxquant_exporters.doctor.settings import Settings
 from veloxquant_exporters.findings import Finding, printable
+from veloxquant_exporters.missing import DISTRIBUTION, PEER
 
 __all__ = ["find"]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib import util
 from typing import Any, Final
 
-from veloxquant_exporters.cli.missing import DISTRIBUTION, backend_extra
 from veloxquant_exporters.doctor.settings import Settings
 from veloxquant_exporters.findings import Finding, printable
+from veloxquant_exporters.missing import DISTRIBUTION, backend_extra
 
 __all__ = ["PROGRAM", "ask", "find"]
 

@@ -12,9 +12,9 @@ from importlib import metadata
 from typing import Final
 
 from veloxquant_exporters import __version__
-from veloxquant_exporters.cli.missing import DISTRIBUTION
 from veloxquant_exporters.doctor.settings import Settings
 from veloxquant_exporters.findings import Finding, printable
+from veloxquant_exporters.missing import DISTRIBUTION
 
 __all__ = ["VARIABLES", "find"]
 

@@ -8,10 +8,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from veloxquant_exporters.cli.missing import DISTRIBUTION, backend_extra
 from veloxquant_exporters.doctor.settings import Settings
 from veloxquant_exporters.doctor.versions import Requirement, parse_requirement
 from veloxquant_exporters.findings import Finding
+from veloxquant_exporters.missing import DISTRIBUTION, backend_extra
 
 __all__ = ["find"]
 
