@@ -240,7 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         real = load(folder)[0]
         rows += share_rows(real, Path(folder).name, 12, 5 * n)
-        rows += by_turn_rows(real, Path(folder).name, 4, n)
+        if not options.quick:  # a token of a real model takes long on a CPU
+            rows += by_turn_rows(real, Path(folder).name, 4, n)
     print(render(rows))
     print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; Python {sys.version.split()[0]}")
     if options.json is not None:
