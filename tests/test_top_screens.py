@@ -123,7 +123,7 @@ def test_any_size_will_do() -> None:
                     pilot,
                     lambda text, n=width, w=wide: (  # type: ignore[misc]
                         "main" in text
-                        and ("owners" in text and "oldest" in text) == w
+                        and any("─ pools" in x and "main of" in x for x in text.splitlines()) == w
                         and max(map(len, text.splitlines())) <= n
                     ),
                     f"{width} x {height}",

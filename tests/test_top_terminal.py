@@ -47,7 +47,16 @@ class Terminal:
         self._socket = f"vqmon-test-{secrets.token_hex(4)}"
         self._pid_file = folder / "pid"
         self._stty = folder / "stty"
-        kept = {**environment(), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "PS1": "$ ", **env}
+        # As some shells export them: they must not fix the size.
+        size = {"COLUMNS": "80", "LINES": "24"}
+        kept = {
+            **environment(),
+            **size,
+            "TERM": "xterm-256color",
+            "LC_ALL": "C.UTF-8",
+            "PS1": "$ ",
+            **env,
+        }
         kept.pop("TMUX", None)
         if "NO_COLOR" not in env:
             kept.pop("NO_COLOR", None)

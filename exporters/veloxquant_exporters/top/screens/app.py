@@ -42,7 +42,7 @@ class TopApp(App[int]):
     #top, #slider { height: 2; }
     #body, #scroll { height: 1fr; }
     #left { width: 1fr; }
-    #pools { height: 1fr; min-height: 3; }
+    #pools { height: 1fr; min-height: 2; }
     #side { display: none; width: 62; height: 100%; margin-left: 2; }
     .-wide #side { display: block; }
     .-wide #pools { height: auto; max-height: 60%; }
@@ -85,6 +85,9 @@ class TopApp(App[int]):
 
     def run_to_end(self) -> int:
         """Run until the person quits, or a signal asks for it; the exit code."""
+        # Textual believes these over the terminal, and would not see it resized.
+        for name in ("COLUMNS", "LINES"):
+            os.environ.pop(name, None)
         code = self.run()
         return code if code is not None else self.return_code or 0
 
