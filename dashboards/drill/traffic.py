@@ -16,6 +16,8 @@ __all__ = ["Shape", "Traffic"]
 SPREAD = 0.5
 # With few requests, how long until the rate is asked for again.
 LOOK_AGAIN_S = 30.0
+# How often a request that waits to be admitted looks for room.
+ADMISSION_S = 5.0
 
 Call = Callable[[BlockPoolAllocator, str], None]
 
@@ -105,7 +107,7 @@ class Traffic:
         by = 1.0 if shape.is_exact else self.stage.random.uniform(1 - SPREAD, 1 + SPREAD)
         n_steps = -(-int(shape.output * by) // shape.step)
         while pool.stats.blocks_in_use() >= self._most:
-            yield 1.0
+            yield ADMISSION_S
         try:
             self._take(pool, owner, max(1, int(shape.prompt * by)))
             for _ in range(n_steps):

@@ -76,7 +76,7 @@ CAPACITY: Final = (
         within_s=35 * MINUTE,
         companions=FULL,
         before="veloxquant_block_pool_exhausted_total",
-        ahead_s=5 * MINUTE,
+        ahead_s=6 * MINUTE,
     ),
     Scenario(
         name="block-size-too-large",
