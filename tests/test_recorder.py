@@ -462,6 +462,48 @@ def test_a_file_that_cannot_be_made_is_an_error_at_once(
     assert not any(recorder.records(pool) and recorder.active for recorder in keeper.recorders)
 
 
+def test_what_is_no_file_is_not_replaced_by_one(pool: BlockPoolAllocator, tmp_path: Path) -> None:
+    """`/dev/null` as a path, by a user who may replace it, must stay what it is."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="not to be replaced"):
+        record(pool, pipe)
+    recorder = record(pool)
+    for target, error in ((pipe, OSError), (tmp_path, IsADirectoryError)):
+        with pytest.raises(error):
+            recorder.dump(target)
+    recorder.stop()
+    assert pipe.is_fifo() and [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_two_pools_do_not_write_to_one_file(pool: BlockPoolAllocator, tmp_path: Path) -> None:
+    """The second would take the name away, and the first write on into nothing."""
+    path = tmp_path / "day.vqtrace"
+    first = record(pool, path)
+    other = small_pool(separate=True, grow=False)
+    with pytest.raises(ValueError, match="another recorder writes to"):
+        record(other, tmp_path / "." / "day.vqtrace")
+    pool.allocate("k", 16, "a")
+    first.stop()
+    assert load_trace(path).n_calls == 1
+    record(other, path).stop()
+    uninstrument(other)
+
+
+def test_what_no_file_can_hold_is_replaced(tmp_path: Path) -> None:
+    """Half a surrogate pair in a format, and a clock before 1970, keep no trace from being read."""
+    pool = small_pool(separate=True, grow=False)
+    recorder = record(pool, owners=True)
+    pool.allocate("k", 16, "\ud800", "int\ud800")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.time", lambda: -5.0)
+        recorder.dump(tmp_path / "x.vqtrace")
+    recorder.stop()
+    uninstrument(pool)
+    trace = load_trace(tmp_path / "x.vqtrace")
+    assert (trace.formats, trace.owners, trace.header.began_wall_s) == (("int?",), ("?",), 0.0)
+
+
 def test_a_folder_of_somebody_else_is_counted_and_logged(
     pool: BlockPoolAllocator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

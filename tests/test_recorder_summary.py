@@ -35,8 +35,8 @@ def test_the_error_says_who_holds_what() -> None:
         "streams: k 15 of 32 blocks free, 50% filled; v 15 of 32 blocks free, 50% filled",
         "top holders of 3 owners: 'large' 24 blocks, 'middle' 8 blocks, 'small' 2 blocks",
         (
-            "last events: allocate of 24 k for 192 tokens ('large'), allocate of 8 k for 64 tokens "
-            "('middle'), allocate of 2 k for 16 tokens ('tiny'), free_all of 2 k ('tiny')"
+            "last events: allocate of 24 k+v for 192 tokens ('large'), allocate of 8 k+v for 64 "
+            "tokens ('middle'), allocate of 2 k+v for 16 tokens ('tiny'), free_all of 2 k+v ('tiny')"
         ),
     ]
     assert "refused of 10000 k for 160000 tokens ('greedy')" in str(refused(pool).summary)

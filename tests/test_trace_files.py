@@ -272,12 +272,24 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "map of 4 billion": (made() + raw(b"\xdf\xff\xff\xff\xff"), "damaged"),
     "bytes of 4 billion": (made() + raw(b"\xc6\xff\xff\xff\xff"), "damaged"),
     "deep": (made() + raw(b"\x91" * 100_000 + b"\x90"), "damaged"),
+    "a million maps": (
+        made() + raw(b"\x81\xa1x\xdd\x00\x10\x00\x00" + b"\x80" * (1 << 20)),
+        "maps and arrays in a frame",
+    ),
+    "a million arrays": (
+        made() + raw(b"\x81\xa1x\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20)),
+        "maps and arrays in a frame",
+    ),
     "extension": (made() + raw(b"\xd4\x01\x00"), "damaged"),
     "no map": (made() + raw(b"\x90"), "no map"),
     "key that is no text": (made() + raw(b"\x81\x01\x02"), "map key"),
     "no config": (made(header(config=None)), "no map"),
     "config of wrong types": (made(header(config={"block_size": "x"})), "the config is none"),
     "config with more": (made(header(config={"evil": 1})), "the config is none"),
+    "config with a line break": (
+        made(header(config={"a\n\x1b[31m" + "b" * 1000: 1})),
+        "the config is none",
+    ),
     "block size of 2**60": (
         made(header(config={**header()["config"], "block_size": 1 << 60})),
         "block_size must be",
@@ -311,6 +323,29 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         "gives back other blocks than it holds",
     ),
     "time": (made(None, chunk(64, delta_ns=numbers(*[(1 << 36) - 1] * 64))), "x"),
+    "an allocation of three": (made(None, chunk(3, new_call=numbers(1, 0, 0))), "more than 2 rows"),
+    "an allocation for two": (
+        made(None, chunk(2, n_owners=2, new_call=numbers(1, 0), owner=numbers(0, 1))),
+        "of several owners",
+    ),
+    "several things at once": (
+        made(None, chunk(2, new_call=numbers(1, 0), operation=numbers(0, 2))),
+        "differ in their operation",
+    ),
+    "refused and not": (
+        made(None, chunk(2, new_call=numbers(1, 0), outcome=numbers(0, 1))),
+        "differ in their outcome",
+    ),
+    "a refused free": (made(None, chunk(operation=numbers(1), outcome=numbers(1))), "is refused"),
+    "a free that grows": (
+        made(None, chunk(2, operation=numbers(0, 1), growth=numbers(0, 3))),
+        "grows the pool",
+    ),
+    "no blocks": (made(None, chunk(blocks=numbers(0), tokens=numbers(0))), "of no blocks"),
+    "blocks of other tokens": (
+        made(None, chunk(tokens=numbers(1 << 35))),
+        "2 blocks of 16 for 34359738368 tokens",
+    ),
     "call within a call": (made(None, chunk(new_call=numbers(0))), "begin within a call"),
     "a million owners": (made(None, chunk(n_owners=10**6)), "n_owners must be"),
     "a million formats": (made(None, chunk(formats=["x"] * 10**6)), "more formats than rows"),
@@ -355,6 +390,14 @@ def test_a_hostile_file_gives_one_clear_line(name: str, tmp_path: Path) -> None:
         loaded(data, tmp_path)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    assert str(caught.value).isprintable(), "a file must not write on the terminal"
+
+
+@pytest.mark.timeout(20)
+def test_a_device_without_an_end_is_refused_at_once() -> None:
+    """Of what has no size, no more is read than tells that it is no trace."""
+    with pytest.raises(TraceError, match="no trace"):
+        load_trace("/dev/zero")
 
 
 def test_a_trace_of_giants_is_not_replayed(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ class Summary(NamedTuple):
         streams: Name, free and managed blocks, and slots held but not filled, of each.
         n_owners: Owners that hold blocks.
         held: Blocks and owner, of the oldest owners.
-        events: Operation, blocks, tokens, stream and owner of the last calls, oldest first.
+        events: Operation, blocks, tokens of each stream, stream ("k+v" of both) and owner of the
+            last calls, oldest first.
     """
 
     block_size: int
@@ -104,13 +105,11 @@ def _event(entry: Entry) -> tuple[int, int, int, str, Owner | None]:
     _, operation, what, n, n_tokens, _, _ = entry
     if isinstance(what, tuple):
         lease, asked, _ = what[0]
-        return (
-            operation,
-            asked if operation == EXHAUSTED else n,
-            n_tokens,
-            lease.stream,
-            lease.owner,
-        )
+        if operation == EXHAUSTED:
+            return operation, asked, n_tokens, lease.stream, lease.owner
+        last = what[-1][0].stream
+        stream = lease.stream if last == lease.stream else f"{lease.stream}+{last}"
+        return operation, n, n_tokens, stream, lease.owner
     return operation, n, n_tokens, what._stream.name, what._owner
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from veloxquant_mlx.telemetry.process import own_version, python_version
 from veloxquant_mlx.telemetry.recorder.capture import Books, rewind
-from veloxquant_mlx.telemetry.trace.packer import Packer, level_map, snapshot_map
+from veloxquant_mlx.telemetry.trace.packer import Packer, encodable, level_map, snapshot_map
 from veloxquant_mlx.telemetry.trace.schema import CHUNK_ROWS, VERSION
-from veloxquant_mlx.telemetry.trace.writer import TraceWriter
+from veloxquant_mlx.telemetry.trace.writer import TraceWriter, refuse_special
 
 if TYPE_CHECKING:
     from veloxquant_mlx.memory.journal import Entry
@@ -76,9 +76,10 @@ class TraceFile:
             path,
             {
                 "version": VERSION,
-                "pool": source.pool,
+                "pool": encodable(source.pool),
                 "config": asdict(source.config),
-                "began_wall_s": time.time() - (now_ns - books.at_ns) / 1e9,
+                # A machine without a battery for its clock may start before 1970.
+                "began_wall_s": max(0.0, time.time() - (now_ns - books.at_ns) / 1e9),
                 "began_ns": books.at_ns,
                 "reason": reason,
                 "streams": list(source.streams),
@@ -147,6 +148,7 @@ def write_ring(
         ImportError: The extra `trace` is not installed.
     """
     assert taken.books is not None
+    refuse_special(Path(path))
     now_ns = taken.books.at_ns
     books, entries = _before(taken, source)
     part = Path(f"{os.fspath(path)}.{os.getpid()}.part")

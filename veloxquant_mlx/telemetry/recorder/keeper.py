@@ -118,7 +118,8 @@ def record(
         snapshot_s: How often a snapshot of the pool goes into it.
 
     Raises:
-        ValueError: An argument is out of range, or the pool is recorded already.
+        ValueError: An argument is out of range, the pool is recorded already, or another recorder
+            writes to `path`.
         ArgumentTypeError: An argument, or `pool`, is of the wrong type.
         OSError: The file cannot be made.
         ImportError: The extra `trace` is not installed.
@@ -143,12 +144,26 @@ def record(
     probe = instrument(pool)
     if any(other.active and other.records(pool) for other in keeper.recorders):
         raise ValueError(f"pool {probe.name!r} is recorded already; stop() that recorder before")
+    _refuse_shared(settings.path)
     recorder = Recorder(pool, probe, settings)
     recorder.start()
     keeper.add(recorder)
     if not event_source.has_source():
         event_source.set_event_source(_last_events)
     return recorder
+
+
+def _refuse_shared(path: Path | None) -> None:
+    """Raise if a recorder writes to `path`: it would go on into a file that has no name any more."""
+    if path is None:
+        return
+    for other in keeper.recorders:
+        if other.path is not None and other.active and _is_same(other.path, path):
+            raise ValueError(f"another recorder writes to {path}; give each pool a file of its own")
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    return path.name == other.name and path.parent.resolve() == other.parent.resolve()
 
 
 def _last_events() -> list[Mapping[str, Any]]:

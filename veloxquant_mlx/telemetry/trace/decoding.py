@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from veloxquant_mlx.telemetry.trace.columns import CODES
 from veloxquant_mlx.telemetry.trace.libraries import load_library
@@ -27,6 +27,28 @@ from veloxquant_mlx.telemetry.trace.schema import (
 )
 
 __all__ = ["Frames", "column", "columns", "integer", "mapping", "sequence", "text"]
+
+
+# Maps and arrays in a frame. A frame of the largest size that is nothing but empty ones would take
+# seventy times its size in memory; a real one has some thousand, nearly all of them in snapshots.
+MAX_CONTAINERS: Final = 1 << 17
+
+
+class _TooMany(ValueError):  # noqa: N818 - told as a TraceError
+    """More containers than a frame may have."""
+
+
+class _Containers:
+    """Counts what MessagePack makes while it makes it."""
+
+    def __init__(self) -> None:
+        self._n = 0
+
+    def __call__(self, container: Any) -> Any:
+        self._n += 1
+        if self._n > MAX_CONTAINERS:
+            raise _TooMany(f"more than {MAX_CONTAINERS} maps and arrays in a frame")
+        return container
 
 
 class Frames:
@@ -79,7 +101,7 @@ class Frames:
                 raise TraceError(
                     f"damaged at byte {at}: a frame unpacks to more than {MAX_PLAIN_BYTES} bytes"
                 )
-            plain = self._decompress(body)
+            plain, count = self._decompress(body), _Containers()
             content = self._unpack(
                 plain,
                 strict_map_key=True,
@@ -88,6 +110,8 @@ class Frames:
                 max_array_len=len(plain),
                 max_map_len=len(plain),
                 max_ext_len=0,
+                object_hook=count,
+                list_hook=count,
             )
         except TraceError:
             raise

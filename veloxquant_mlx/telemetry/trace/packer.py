@@ -147,7 +147,7 @@ class Packer:
         found = self._formats.get(name)
         if found is None:
             found = self._formats[name] = len(self._formats)
-            self._new_formats.append(name)
+            self._new_formats.append(encodable(name))
         return found
 
     # -- rows -----------------------------------------------------------------------------------
@@ -289,8 +289,12 @@ def _shortened(owner: Owner) -> Owner:
     """An owner id as a file may hold it."""
     if isinstance(owner, int):
         return owner if -(1 << 63) <= owner < 1 << 63 else str(owner)[:MAX_NAME_CHARS]
-    # What no UTF-8 has, such as half a surrogate pair, would fail the whole chunk.
-    return owner[:MAX_NAME_CHARS].encode(errors="replace").decode()
+    return encodable(owner[:MAX_NAME_CHARS])
+
+
+def encodable(text: str) -> str:
+    """`text` as a file can hold it: what no UTF-8 has, such as half a surrogate pair, would fail it."""
+    return text.encode(errors="replace").decode()
 
 
 def level_map(levels: Sequence[Level]) -> list[list[int]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from veloxquant_mlx.memory.pool_config import PoolConfig
+from veloxquant_mlx.telemetry.trace.calls import check_calls, size_fault
 from veloxquant_mlx.telemetry.trace.columns import CODES
 from veloxquant_mlx.telemetry.trace.decoding import (
     Frames,
@@ -24,6 +25,7 @@ from veloxquant_mlx.telemetry.trace.schema import (
     EXHAUSTED_OUTCOME,
     HEADER,
     HOLDING_COLUMNS,
+    MAGIC,
     MAX_NAME_CHARS,
     MAX_NS,
     MAX_ROWS,
@@ -65,8 +67,13 @@ def load_trace(path: str | os.PathLike[str], *, max_rows: int = MAX_ROWS) -> Tra
     path = Path(path)
     if path.stat().st_size > MAX_FILE_BYTES:
         raise TraceError(f"{path}: more than {MAX_FILE_BYTES} bytes")
+    with path.open("rb") as file:
+        # The first bytes alone, before the rest: a device has no size, and may never end.
+        data = file.read(len(MAGIC))
+        if data == MAGIC:
+            data += file.read()
     try:
-        return _Loading(max_rows).load(Frames(path.read_bytes()))
+        return _Loading(max_rows).load(Frames(data))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
 
@@ -115,7 +122,7 @@ class _Loading:
         try:
             config = PoolConfig(**mapping(raw.get("config"), "the config"))
         except (TypeError, ValueError) as error:
-            raise TraceError(f"the config is none: {error}") from None
+            raise TraceError(f"the config is none: {str(error)[:200]!r}") from None
         if config.separate_kv != (len(streams) == 2):
             raise TraceError("streams and config do not fit")
         integer(config.block_size, "block_size", 1)
@@ -202,6 +209,7 @@ class _Loading:
             self._read_gap(gap)
         found = columns(raw, n, COLUMNS, "row")
         self._check_rows(found, n)
+        check_calls(found)
         for name in COLUMNS:
             self._parts[name].append(found[name])
         self._add_times(found, n)
@@ -312,6 +320,9 @@ class _Loading:
             found, picked, gaps = resume(header, found, picked, self._gaps)
         free, managed = self._levels(header, found)
         self._check_holdings(header, found)
+        fault = size_fault(found, header.config.block_size)
+        if fault is not None:
+            self._doubt(fault)
         return Trace(
             header=header,
             formats=tuple(self._formats),

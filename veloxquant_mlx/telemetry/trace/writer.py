@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,20 +13,36 @@ from typing import Any
 from veloxquant_mlx.telemetry.trace.libraries import load_library
 from veloxquant_mlx.telemetry.trace.schema import CHUNK, END, FRAME, HEADER, MAGIC, VERSION
 
-__all__ = ["TraceWriter"]
+__all__ = ["TraceWriter", "refuse_special"]
 
 LEVEL = 3
+
+
+def refuse_special(path: Path) -> None:
+    """Raise if something is there that must not be replaced by a file, such as `/dev/null`.
+
+    Raises:
+        OSError: It is a folder, a device, a pipe or a socket.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise OSError(errno.EINVAL, "not a file, and not to be replaced by one", str(path))
 
 
 class TraceWriter:
     """Writes one trace file. Not thread-safe.
 
     Args:
-        path: Made anew with mode 0600; what was there is replaced.
+        path: Made anew with mode 0600; a file or a link that was there is replaced.
         header: The map of the header frame.
 
     Raises:
-        OSError: The file cannot be made or written.
+        OSError: The file cannot be made or written, or something is there that is no file.
         ImportError: The extra `trace` is not installed.
     """
 
@@ -32,6 +50,7 @@ class TraceWriter:
         self._pack = load_library("msgpack").packb
         self._compress = load_library("zstandard").ZstdCompressor(level=LEVEL).compress
         self.path = Path(path)
+        refuse_special(self.path)
         # Not into what was there: a link would lead the writing elsewhere, a reader may have it open.
         self.path.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
