@@ -125,6 +125,14 @@ def test_alertmanager_names_alerts_that_exist() -> None:
     assert named and named <= alerts
 
 
+def test_alertmanager_silences_only_the_same_worker() -> None:
+    """Of two behind one sidecar, the one's exhausted pool says nothing of the other's."""
+    rules = load(COMPOSE / "alertmanager.yml")["inhibit_rules"]
+    assert all({"job", "instance"} <= set(rule["equal"]) for rule in rules)
+    of_pools = [rule["equal"] for rule in rules if "VeloxQuantPool" in rule["source_matchers"][0]]
+    assert of_pools and all({"process", "pool"} <= set(equal) for equal in of_pools)
+
+
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     """With a program in the place of the one that is installed later."""
     text = (DEPLOY / "systemd" / "vqmon.service").read_text("utf-8")
