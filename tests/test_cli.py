@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -197,6 +198,31 @@ def test_how_a_command_ends_is_the_exit_code(
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert ("veloxquant-mlx-monitor[otel]" in said) == isinstance(error, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("Encountered an error while initializing the extension."),  # MLX's words
+        ImportError("numpy._core.multiarray failed to import", name="numpy"),
+        RuntimeError("stopped"),
+    ],
+)
+def test_what_a_library_makes_of_ctrl_c_is_ctrl_c(
+    extra_command: ModuleType, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    """Code in C that is loading turns it into an error of its own: no traceback, no advice to install."""
+
+    @click.command("extra")
+    def command() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise error from None
+
+    extra_command.command = command  # type: ignore[attr-defined]
+    assert run("extra") == 130
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_fault_in_a_command_keeps_its_traceback(extra_command: ModuleType) -> None:

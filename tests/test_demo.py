@@ -502,6 +502,32 @@ def test_a_signal_ends_it_with_a_summary(
     assert "0 still in use" in out
 
 
+@pytest.mark.timeout(60)
+def test_ctrl_c_while_mlx_loads_ends_it() -> None:
+    """Raised in what MLX calls as it loads, it would abort the process, or pass as a failed import."""
+    # It sets names of enumerations as it loads, where a signal strikes at times: here, always.
+    code = (
+        "import enum, signal, sys\n"
+        "before = enum.EnumType.__setattr__\n"
+        "def struck(cls, name, value):\n"
+        "    if 'mlx' in sys.modules:\n"
+        "        enum.EnumType.__setattr__ = before\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "    before(cls, name, value)\n"
+        "enum.EnumType.__setattr__ = struck\n"
+        "from veloxquant_exporters.cli import main\n"
+        "main(['demo', '--once', '--port', '0', '--requests', '2'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
+
+
 def test_a_taken_port_is_told_in_one_line() -> None:
     """And is told before a model is made."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

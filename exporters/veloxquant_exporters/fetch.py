@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import re
 import ssl
 import threading
 import time
@@ -14,10 +15,11 @@ from ipaddress import ip_address
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
-__all__ = ["MAX_BODY_BYTES", "Answer", "FetchError", "fetch", "is_url"]
+__all__ = ["MAX_BODY_BYTES", "Answer", "FetchError", "fetch", "is_url", "without_password"]
 
 MAX_BODY_BYTES: Final = 64 * 2**20
 _CHUNK: Final = 2**16
+_USER: Final = re.compile(r"://.*@", re.DOTALL)
 
 
 class FetchError(Exception):
@@ -54,6 +56,14 @@ class Answer:
 def is_url(text: str) -> bool:
     """Whether it is meant as an address for `fetch`."""
     return text.lower().startswith(("http://", "https://"))
+
+
+def without_password(text: str) -> str:
+    """What was typed as an address, fit to be shown: without user and password, if it has any."""
+    try:
+        return _without_user(_split(text))[0]
+    except FetchError:  # no telling where a password ends, then: at the last @
+        return _USER.sub("://", text)
 
 
 def fetch(
@@ -161,7 +171,9 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
-        raise _no_url(url, str(error)) from None
+        # What it quotes may be of a password with a mark that it took for the end of the address.
+        why = "marks in a name or password must be written as %2F" if "@" in url else str(error)
+        raise _no_url(url, why) from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise _no_url(url, "allowed is http://HOST:PORT/PATH or https://...")
     if not url.isprintable() or " " in url:
@@ -170,7 +182,10 @@ def _split(url: str) -> SplitResult:
 
 
 def _no_url(url: str, why: str) -> FetchError:
-    return FetchError(f"{url!a} is no address: {why}", "Write all of it, as in http://127.0.0.1:9464/metrics")
+    return FetchError(
+        f"{_USER.sub('://', url)!a} is no address: {why}",
+        "Write all of it, as in http://127.0.0.1:9464/metrics",
+    )
 
 
 def _without_user(parts: SplitResult) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from veloxquant_exporters.access import Access
 from veloxquant_exporters.check.page import check_page
 from veloxquant_exporters.check.page_address import check_address
 from veloxquant_exporters.check.snapshot_folder import folder_findings
-from veloxquant_exporters.fetch import MAX_BODY_BYTES, is_url
+from veloxquant_exporters.fetch import MAX_BODY_BYTES, is_url, without_password
 from veloxquant_exporters.findings import Finding, printable
 from veloxquant_exporters.sidecar.check import DirectoryReport, check_directory, check_file
 
@@ -76,7 +76,8 @@ def check(target: str, *, watch_s: float = 0.0, access: Access | None = None) ->
             return _nothing(f"{target} is neither a file nor a folder")
         return _file(target)
     except FileNotFoundError:
-        return _nothing(f"{target} cannot be read: there is no such file or folder")
+        shown = without_password(target)  # which may be an address of another kind
+        return _nothing(f"{shown} cannot be read: there is no such file or folder")
     except (OSError, ValueError) as error:
         text = getattr(error, "strerror", None) or str(error)
         return _nothing(f"{target} cannot be read: {text}")

@@ -66,10 +66,11 @@ def _as_text(checked: Checked) -> str:
 
 def _as_json(target: str, checked: Checked) -> dict[str, Any]:
     from veloxquant_exporters.cli.shown import as_dict
+    from veloxquant_exporters.fetch import without_password
 
     return {
         "ok": checked.ok,
-        "target": target,
+        "target": without_password(target),
         "kind": checked.kind,
         "summary": checked.summary,
         "findings": list(map(as_dict, checked.findings)),

@@ -14,6 +14,7 @@ import click
 
 from veloxquant_exporters import __version__
 from veloxquant_exporters.cli.commands import COMMANDS
+from veloxquant_exporters.interrupts import Interrupts
 from veloxquant_exporters.missing import explain
 
 __all__ = ["CLOSED_PIPE", "INTERRUPTED", "run", "vqmon"]
@@ -111,13 +112,24 @@ def run(args: Sequence[str] | None) -> int:
     of all that is done here: what it raises and writes is its own.
     """
     try:
-        with _any_text():
-            code = _run(args)
+        with _any_text(), Interrupts() as interrupts, _kept(interrupts):
+            code = _run(args, interrupts)
     except KeyboardInterrupt:  # before click, or after it
         return INTERRUPTED
     if callable(code):
         code = code()
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _kept(interrupts: Interrupts) -> Iterator[None]:
+    """An exception after Ctrl-C is what a library made of that."""
+    try:
+        yield
+    except Exception as error:
+        if interrupts.came:
+            raise KeyboardInterrupt from error
+        raise
 
 
 @contextmanager
@@ -136,7 +148,7 @@ def _any_text() -> Iterator[None]:
                 stream.reconfigure(errors=errors)
 
 
-def _run(args: Sequence[str] | None) -> object:
+def _run(args: Sequence[str] | None, interrupts: Interrupts) -> object:
     """What the command returned, or the exit code of how it ended; a fault of ours is raised."""
     color = False if os.environ.get("NO_COLOR") else None
     try:
@@ -144,6 +156,8 @@ def _run(args: Sequence[str] | None) -> object:
         if sys.stdout is not None:
             sys.stdout.flush()  # while a failure can still be told
     except click.ClickException as error:
+        if interrupts.came:
+            raise
         _settle_output()
         error.show()
         return error.exit_code

@@ -6,6 +6,7 @@ Importing this package loads no MLX and no exporter; `run` does.
 from __future__ import annotations
 
 from veloxquant_exporters.demo.settings import Settings
+from veloxquant_exporters.interrupts import interrupts_held
 
 __all__ = ["Settings", "run"]
 
@@ -17,6 +18,7 @@ def run(settings: Settings) -> int:
         ClickException: It cannot start, or a request can never be served.
         ImportError: MLX, mlx-lm, rich or prometheus-client is missing.
     """
-    from veloxquant_exporters.demo.session import run_session
+    with interrupts_held():
+        from veloxquant_exporters.demo.session import run_session
 
     return run_session(settings)

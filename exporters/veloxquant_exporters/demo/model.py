@@ -10,6 +10,8 @@ from typing import Any
 import mlx.core as mx
 from click import ClickException
 
+from veloxquant_exporters.interrupts import interrupts_held
+
 __all__ = ["DemoModel", "load_model", "tiny_llama"]
 
 
@@ -37,7 +39,7 @@ def tiny_llama(seed: int) -> DemoModel:
 
     A token takes 3 KB of KV cache: 3 layers, keys and values, 2 heads of 64 floats of 4 bytes.
     """
-    llama: Any = import_module("mlx_lm.models.llama")
+    llama = _loaded("mlx_lm.models.llama")
     mx.random.seed(seed)
     model = llama.Model(
         llama.ModelArgs(
@@ -78,7 +80,7 @@ def load_model(name: str) -> DemoModel:
                 "mlx_lm.convert writes it, or a Hugging Face id like owner/name"
             )
         name = str(path)
-    load: Any = import_module("mlx_lm").load
+    load = _loaded("mlx_lm").load
     try:
         model, tokenizer = load(name)
     except Exception as error:  # the hub, transformers and mlx-lm each have their own
@@ -91,7 +93,7 @@ def load_model(name: str) -> DemoModel:
 
 
 def _n_layers(model: Any) -> int:
-    cache: Any = import_module("mlx_lm.models.cache")
+    cache = _loaded("mlx_lm.models.cache")
 
     def count(caches: Any) -> int:
         return sum(
@@ -100,3 +102,8 @@ def _n_layers(model: Any) -> int:
         )
 
     return count(cache.make_prompt_cache(model))
+
+
+def _loaded(module: str) -> Any:
+    with interrupts_held():
+        return import_module(module)
