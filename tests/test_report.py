@@ -9,8 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
+from select import select
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ pytest.importorskip("rich", reason="rich comes with the extra cli")
 import numpy as np
 
 from veloxquant_exporters.report import figures, write_report
+from veloxquant_exporters.report.figures import block_map
 from veloxquant_exporters.report.holdings import Holdings, find_holdings
 from veloxquant_exporters.report.latency import find_latency
 from veloxquant_exporters.report.levels import find_hindsight, find_levels
@@ -250,6 +253,44 @@ def test_the_page_draws_zooms_and_heeds_keys(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("width", [1000, 1600])
+def test_the_figures_are_as_wide_as_the_page(tmp_path: Path, width: int) -> None:
+    """None is cut off, and their times line up, also where slots are counted by the million."""
+    pool = BlockPoolAllocator(PoolConfig(4096, 1024))
+    instrument(pool, name=f"wide-{width}")
+    recorder = record(pool, capacity=256)
+    pool.allocate_kv(4096 * 500, "a")
+    pool.free_all("a")
+    recorder.dump(tmp_path / "wide.vqtrace")
+    recorder.stop()
+    uninstrument(pool)
+    write_report(load_trace(tmp_path / "wide.vqtrace"), tmp_path / "wide.html")
+    roots = "return Bokeh.documents[0].roots().map(r => [r.outer_width, r.inner_width])"
+    sizes = in_browser(tmp_path / "wide.html", roots, width=width)
+    assert len(sizes) >= 4 and all(outer > width * 0.9 for outer, _ in sizes)
+    assert all(outer <= width for outer, _ in sizes) and len({inner for _, inner in sizes}) == 1
+
+
+def test_wrong_books_are_looked_at_all_the_same(tmp_path: Path) -> None:
+    """A dump after a violation is what a report is needed for most: what can be told is."""
+    pool = BlockPoolAllocator(PoolConfig(SIZE, 64))
+    instrument(pool, name="wrong-books")
+    recorder = record(pool, capacity=256)
+    pool.allocate("k", 48, "a")
+    pool._streams[0].managed += 3
+    recorder.dump(tmp_path / "wrong.vqtrace")
+    pool._streams[0].managed -= 3
+    recorder.stop()
+    uninstrument(pool)
+    trace = load_trace(tmp_path / "wrong.vqtrace")
+    assert not trace.consistent
+    page = make_page(trace)
+    assert "The books do not add up" in page
+    assert 'id="levels"' in page and 'id="map"' not in page and "Top holders" not in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.timeout(180)
 def test_names_are_text_and_never_code(tmp_path: Path) -> None:
     """A pool and owners called like the end of a script element do nothing."""
     run = Run(tmp_path, name=HOSTILE[:128])
@@ -265,7 +306,7 @@ def test_many_holdings_become_an_image(
     trace: Trace, holdings: Holdings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above the limit the map is one image of bounded size, and says so."""
-    monkeypatch.setattr(figures, "MAX_DRAWN", 10)
+    monkeypatch.setattr(block_map, "MAX_DRAWN", 10)
     drawn = figures.map_figure(trace, holdings, figures.time_range(trace))
     assert "strength" in drawn.title.text
     (image,) = drawn.renderers
@@ -296,6 +337,27 @@ def test_the_command_writes_the_page(run: Run, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
 
 
+def test_what_is_no_file_is_written_to_and_not_replaced(trace: Trace, tmp_path: Path) -> None:
+    """`-o /dev/stdout` of somebody who may replace devices; a link leads to its file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with ThreadPoolExecutor(1) as thread:
+        writing = thread.submit(write_report, trace, pipe)
+        read = b""
+        while not writing.done() or select([reader], [], [], 0)[0]:
+            if select([reader], [], [], 0.05)[0]:
+                some = os.read(reader, 1 << 20)
+                read += some
+                if not some and writing.done():
+                    break
+    os.close(reader)
+    assert pipe.is_fifo() and read.rstrip().endswith(b"</html>")
+    (tmp_path / "link.html").symlink_to(tmp_path / "page.html")
+    write_report(trace, tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink() and (tmp_path / "page.html").stat().st_size > 1000
+
+
 def test_an_empty_trace_has_a_page_too(tmp_path: Path) -> None:
     """A pool that did nothing yet."""
     pool = BlockPoolAllocator(PoolConfig(SIZE, 8))
@@ -318,6 +380,7 @@ def test_wrong_usage_is_one_line(run: Run, tmp_path: Path) -> None:
     before = run.path.read_bytes()
     for args, code in (
         ((str(text),), 1),
+        ((".",), 1),
         ((str(run.path), "-o", str(tmp_path / "no" / "x.html")), 1),
         ((str(run.path), "-o", str(run.path)), 2),
     ):

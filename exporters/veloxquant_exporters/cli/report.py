@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -40,6 +41,8 @@ def command(trace: Path, output: Path | None, as_json: bool) -> int:
     from veloxquant_exporters.report import write_report
     from veloxquant_mlx.telemetry.trace import TraceError, load_trace
 
+    if trace.is_dir():  # told before a name is made of it
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(trace))
     output = output or trace.with_suffix(".html")
     if os.path.realpath(output) == os.path.realpath(trace):
         raise click.UsageError(f"--output: {output} is the trace itself; name another file")

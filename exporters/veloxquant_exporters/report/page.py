@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bokeh.embed import components
 from bokeh.resources import Resources
 
+from veloxquant_exporters.findings import printable
 from veloxquant_exporters.report import figures
 from veloxquant_exporters.report.holdings import find_holdings
 from veloxquant_exporters.report.latency import find_latency
@@ -31,7 +32,7 @@ __all__ = ["make_page", "write_report"]
 TOP_HOLDERS: Final = 15
 STYLE: Final = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto;
-       max-width: 1220px; padding: 1.2rem; }
+       max-width: 1800px; padding: 1.2rem; }
 h1 { font-size: 1.4rem; margin: 0 0 .2rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.05rem; margin: 1.6rem 0 .4rem; }
 p { margin: .3rem 0; }
@@ -46,7 +47,7 @@ th, td { text-align: right; padding: .18rem .8rem .18rem 0; border-bottom: 1px s
 th:first-child, td:first-child { text-align: left; max-width: 22rem; overflow-wrap: anywhere; }
 th { color: #555; font-weight: 500; font-size: .85rem; }
 kbd { border: 1px solid #bbb; border-radius: 3px; padding: 0 .3rem; font-size: .85em; }
-.plot { overflow-x: auto; margin: .5rem 0; }
+.plot { margin: .5rem 0; }
 """
 HELP: Final = (
     '<p class="note">Drag to zoom; point at things; click a legend to hide. Keys: '
@@ -87,7 +88,9 @@ document.addEventListener("keydown", event => {
 def write_report(
     trace: Trace, path: Path, *, progress: Callable[[int], object] = lambda _: None
 ) -> None:
-    """Write the page; what was at `path` before stays until the new one is whole.
+    """Write the page; a file that was at `path` stays until the new one is whole.
+
+    What is there and no file, such as `/dev/stdout`, is written to. A link is followed.
 
     Args:
         trace: The recording.
@@ -98,6 +101,10 @@ def write_report(
         TraceError: The trace needs more blocks than can be replayed.
         OSError: The file cannot be written.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(make_page(trace, progress), "utf-8", "backslashreplace")
+        return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         # Made before the work, so that a folder that cannot be written to is told at once.
@@ -111,34 +118,40 @@ def write_report(
 
 def make_page(trace: Trace, progress: Callable[[int], object] = lambda _: None) -> str:
     """The page as text. See `write_report`."""
-    holdings = find_holdings(trace, progress)
-    owners = find_owners(trace, holdings)
-    at = figures.time_range(trace)
-    at.name = "time"
-    timed = find_latency(trace)
-    plots: dict[str, Any] = {
-        "levels": figures.level_figure(trace, at),
-        "waste": figures.waste_figure(trace, holdings, at),
-        "events": figures.event_figure(trace, at),
-        "map": figures.map_figure(trace, holdings, at),
-        "owners": figures.owner_figure(trace, owners, at),
-        "latency": figures.latency_figure(timed) if timed else None,
-    }
-    script, divs = components({name: plot for name, plot in plots.items() if plot is not None})
+    # Who held which block is found by doing the calls again, which wrong books do not allow.
+    holdings = find_holdings(trace, progress) if trace.consistent else None
+    owners = None if holdings is None else find_owners(trace, holdings)
+    script, divs = components(_figures(trace, holdings, owners))
     body = "\n".join(
         [
             _head(trace, holdings),
             *(f'<div class="plot" id="{name}">{div}</div>' for name, div in divs.items()),
-            _holders(trace, owners),
+            "" if owners is None else _holders(trace, owners),
         ]
     )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(trace.header.pool)}: block pool trace</title>\n"
+        f"<title>{html.escape(printable(trace.header.pool))}: block pool trace</title>\n"
         f"<style>{STYLE}</style>\n{_library()}\n{script}\n<script>{KEYS}</script>\n"
         f"</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
+
+
+def _figures(trace: Trace, holdings: Holdings | None, owners: Owners | None) -> dict[str, Any]:
+    """By name, in the order of the page; those of which the trace tells nothing are left out."""
+    at = figures.time_range(trace)
+    at.name = "time"
+    timed = find_latency(trace)
+    plots = {
+        "levels": figures.level_figure(trace, at),
+        "waste": figures.waste_figure(trace, holdings, at),
+        "events": figures.event_figure(trace, at),
+        "map": None if holdings is None else figures.map_figure(trace, holdings, at),
+        "owners": None if owners is None else figures.owner_figure(trace, owners, at),
+        "latency": figures.latency_figure(timed) if timed else None,
+    }
+    return {name: plot for name, plot in plots.items() if plot is not None}
 
 
 def _library() -> str:
@@ -149,7 +162,7 @@ def _library() -> str:
 # -- what stands above the figures -----------------------------------------------------------------
 
 
-def _head(trace: Trace, holdings: Holdings) -> str:
+def _head(trace: Trace, holdings: Holdings | None) -> str:
     header = trace.header
     began = datetime.fromtimestamp(header.began_wall_s, UTC)
     facts = [
@@ -164,8 +177,8 @@ def _head(trace: Trace, holdings: Holdings) -> str:
     warnings = list(_warnings(trace, holdings))
     return "\n".join(
         [
-            f"<h1>Block pool {html.escape(header.pool)}</h1>",
-            f'<p class="note">{html.escape(" ".join(notes))}</p>',
+            f"<h1>Block pool {html.escape(printable(header.pool))}</h1>",
+            f'<p class="note">{html.escape(printable(" ".join(notes), 2000))}</p>',
             *(f'<p class="warn">{html.escape(text)}</p>' for text in warnings),
             "<dl>",
             *(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts),
@@ -201,8 +214,13 @@ def _versions(versions: dict[str, str]) -> str:
     return "With " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
 
 
-def _warnings(trace: Trace, holdings: Holdings) -> Sequence[str]:
+def _warnings(trace: Trace, holdings: Holdings | None) -> Sequence[str]:
     found = []
+    if holdings is None:
+        found.append(
+            "The books do not add up: the pool was found to be wrong, or a Ctrl-C kept a call out of "
+            "the trace. Levels are as the calls tell them; who held which block cannot be told."
+        )
     if trace.cut:
         found.append("The file was cut: it ends without its end, by a crash or while written.")
     if trace.n_lost:
@@ -212,7 +230,7 @@ def _warnings(trace: Trace, holdings: Holdings) -> Sequence[str]:
             "The trace begins in the middle of the pool's life: block ids are those that a new pool "
             "gives to the same calls."
         )
-    if holdings.disagreed >= 0:
+    if holdings is not None and holdings.disagreed >= 0:
         found.append(
             f"The allocator of this version does call {holdings.disagreed} otherwise than recorded; "
             "the block map and the lifetimes are its own from there on."
