@@ -298,6 +298,18 @@ def test_any_allocator_is_measured() -> None:
     assert [note for note in notes if "register_owner" in note]
 
 
+def test_what_telemetry_does_not_watch_is_left_out() -> None:
+    """An allocator of another package has no hooks to be measured with, and keeps its own figures."""
+    verdicts, notes = survey(
+        "veloxquant_exporters.bench.reference:ListPool",
+        only=["mark_used", "telemetry_snapshot"],
+        rounds=2,
+        quick=True,
+    )
+    assert [verdict.name for verdict in verdicts] == ["mark_used"]
+    assert [note for note in notes if "telemetry watches no such pool" in note]
+
+
 @pytest.mark.parametrize(
     ("target", "why"),
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -32,6 +34,9 @@ def load(target: str) -> Factory:
     module_name, colon, name = target.partition(":")
     if not (module_name and colon and name):
         raise TargetError(f"a target is written package.module:factory, got {target!r}")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        # As `python -m` does: an allocator is most often in the folder where one stands.
+        sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:

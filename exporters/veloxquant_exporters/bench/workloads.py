@@ -354,20 +354,22 @@ class Registration:
         self.pool.release_owner("newcomer")
 
 
-def _instrument() -> Any:
+def _instrument(pool: Any) -> Any:
+    """Watch the pool; what telemetry does not know is left out, and said."""
     try:
-        return importlib.import_module("veloxquant_mlx.telemetry").instrument
+        return importlib.import_module("veloxquant_mlx.telemetry").instrument(pool)
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(f"veloxquant_mlx.telemetry cannot be imported: {error}") from error
+    except TypeError as error:
+        raise UnsupportedError(f"telemetry watches no such pool: {error}") from error
 
 
 def _watched(factory: Factory) -> Factory:
     """The same pools, instrumented."""
-    instrument = _instrument()
 
     def make(n_blocks: int) -> Any:
         pool = factory(n_blocks)
-        instrument(pool)
+        _instrument(pool)
         return pool
 
     return make
@@ -381,9 +383,8 @@ class WatchedSnapshot:
     """
 
     def __init__(self, factory: Factory, n: int, calls: int) -> None:
-        instrument = _instrument()
         self.pool, self.calls, self.n_taken = factory(n), calls, 0
-        self.probe = instrument(self.pool)
+        self.probe = _instrument(self.pool)
         self.pool.allocate("k", n * BLOCK_SIZE, 1)
 
     def ready(self) -> None:
