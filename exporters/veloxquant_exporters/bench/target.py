@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 __all__ = ["BLOCK_SIZE", "Factory", "TargetError", "load", "package_of"]
@@ -34,9 +34,10 @@ def load(target: str) -> Factory:
     module_name, colon, name = target.partition(":")
     if not (module_name and colon and name):
         raise TargetError(f"a target is written package.module:factory, got {target!r}")
-    if "" not in sys.path and os.getcwd() not in sys.path:
+    here = str(Path.cwd())
+    if "" not in sys.path and here not in sys.path:
         # As `python -m` does: an allocator is most often in the folder where one stands.
-        sys.path.insert(0, os.getcwd())
+        sys.path.insert(0, here)
     try:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
