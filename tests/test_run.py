@@ -80,20 +80,24 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "inner" / "__main__.py").write_text(FACTS)
     with zipfile.ZipFile(tmp_path / "facts.pyz", "w") as file:
         file.writestr("__main__.py", FACTS)
+    (tmp_path / "facts-app").write_bytes(
+        b"#!/usr/bin/env python3\n" + (tmp_path / "facts.pyz").read_bytes()
+    )
     return tmp_path
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        ["python", "facts.py", "a b", "--port", "7"],
+        ["python", "./facts.py", "a b", "--port", "7"],
         ["python", "-m", "facts", "--", "-m"],
         ["python", "-m", "pack", "x"],
         ["python", "inner", "x"],
         ["python", "facts.pyz"],
+        ["python", "-B", "./inner/../facts-app", "x"],
         ["python", "-c", FACTS, "x"],
     ],
-    ids=["script", "module", "package", "folder", "zip", "code"],
+    ids=["script", "module", "package", "folder", "zip", "zip by another name", "code"],
 )
 def test_a_program_sees_what_it_would_see_without_us(folder: Path, command: list[str]) -> None:
     """Arguments, path, `__main__` and all that hangs on it; input and output are its own."""
@@ -154,7 +158,8 @@ def test_what_python_cannot_find_it_says_in_its_own_words(tmp_path: Path) -> Non
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "__init__.py").write_text("")
     (tmp_path / "breaks.py").write_text("import nothing_of_this_name\n")
-    for command in (["-m", "no_such"], ["-m", "bare"], ["no_such.py"], ["-m", "breaks"]):
+    missing = ("no_such", "no.such", "breaks.py", ".bare", "bare", "breaks")
+    for command in (["no_such.py"], *(["-m", name] for name in missing)):
         mine, plain = both(["python", *command], tmp_path)
         assert mine.returncode == plain.returncode != 0
         assert complaint(mine).splitlines()[-1] == plain.stderr.splitlines()[-1]
@@ -171,6 +176,13 @@ def test_options_of_python_that_can_be_had_are(tmp_path: Path) -> None:
     assert complaint(done).endswith("UserWarning: told\n")
 
 
+def test_an_option_that_is_none_is_said_as_python_says_it(tmp_path: Path) -> None:
+    """A filter of warnings that makes no sense is passed over."""
+    mine, plain = both(["python", "-W", "nonsense", "-c", "print('ran')"], tmp_path)
+    assert (mine.returncode, mine.stdout) == (0, "ran\n")
+    assert "nonsense" in plain.stderr and complaint(mine) == plain.stderr
+
+
 # -- what the command means ------------------------------------------------------------------------
 
 
@@ -183,6 +195,11 @@ def test_commands_are_read_as_python_reads_them() -> None:
     assert parse_command(["python", "-c", "1", "2"]) == Program("code", "1", ("2",))
     assert parse_command(["python", "-Wignore", "-u", "s.py", "-c"]) == Program(
         "script", "s.py", ("-c",), "u", ("ignore",)
+    )
+    assert parse_command(["python", "-um", "a.b", "-B"]) == Program("module", "a.b", ("-B",), "u")
+    assert parse_command(["python", "-qBc1"]) == Program("code", "1", (), "qB")
+    assert parse_command(["python", "-BWignore", "--", "-s.py"]) == Program(
+        "script", "-s.py", (), "B", ("ignore",)
     )
     assert parse_command([sys.executable, "s.py"]).target == "s.py"
     assert parse_command(["./s.py", "x"]) == Program("script", "./s.py", ("x",))
@@ -288,3 +305,33 @@ def test_snapshots_go_into_a_folder_and_no_port_is_taken(tmp_path: Path, how: st
     assert parsed.header.state == "stopped"
     assert parsed.snapshot.program is not None and parsed.snapshot.program.mlx_lm == ""
     assert parsed.snapshot.program.hooks == {}
+
+
+def test_it_needs_no_stderr(tmp_path: Path) -> None:
+    """Closed, or a pipe that nobody reads: the program's output and exit code are its own."""
+    words = vqmon("run", "--port", "0", "--", "python", "-c", "print('mine')")
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *words], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert (closed.returncode, closed.stdout) == (0, "mine\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        broken = subprocess.run(
+            words, stdout=subprocess.PIPE, stderr=writing, text=True, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (broken.returncode, broken.stdout) == (0, "mine\n")
+
+
+def test_an_import_that_fails_shows_no_frames_of_ours(tmp_path: Path) -> None:
+    """A module that is watched may be broken: the traceback is the program's, line by line."""
+    package = tmp_path / "mlx_lm"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "generate.py").write_text("def f():\n    1 / 0\nf()\n")
+    (tmp_path / "go.py").write_text("import mlx_lm.generate\n")
+    mine, plain = both(["python", "go.py"], tmp_path)
+    assert "ZeroDivisionError" in plain.stderr
+    assert complaint(mine) == plain.stderr

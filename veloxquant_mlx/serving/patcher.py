@@ -95,14 +95,19 @@ class Patcher:
     # -- inside ---------------------------------------------------------------------------------
 
     def _patch(self, module: ModuleType) -> None:
+        """Wrap what is not wrapped in `module`, which may have been executed once more (reload)."""
         with self._lock:
             for point in self.points:
-                if point.module == module.__name__ and point not in self._placed:
+                if point.module == module.__name__:
                     self._place(module, point)
 
     def _place(self, module: ModuleType, point: PatchPoint) -> None:
+        placed = self._placed.pop(point, None)
         try:
             owner, name, original = _find(module, point.target)
+            if placed is not None and owner is placed[0] and _is_there(placed):
+                self._placed[point] = placed
+                return
             wrapper = point.make(original, self._seams)
             _put(owner, name, original, wrapper)
         except Exception:  # noqa: BLE001 - whatever mlx-lm has there: the program must import
@@ -125,6 +130,12 @@ def _find(module: ModuleType, target: str) -> tuple[Any, str, Any]:
     if not isinstance(original, FunctionType):
         raise TypeError(f"{target} is no plain function")
     return owner, name, original
+
+
+def _is_there(placed: tuple[Any, str, Any, Any]) -> bool:
+    owner, name, _, wrapper = placed
+    there = vars(owner).get(name)
+    return (there.__func__ if isinstance(there, staticmethod) else there) is wrapper
 
 
 def _put(owner: Any, name: str, original: Any, wrapper: Any) -> None:
@@ -196,3 +207,9 @@ class _Loader(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         self._done(module)
+
+    # Python leaves the frames of its import system out of the traceback of an import that failed;
+    # this one shall not stand among those of the program either.
+    exec_module.__code__ = exec_module.__code__.replace(
+        co_filename=importlib.machinery.SourceFileLoader.exec_module.__code__.co_filename
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import click
@@ -116,7 +118,7 @@ def command(
     except OutputError as error:
         raise click.ClickException(str(error)) from None
     if not quiet:
-        click.echo(f"vqmon: metrics at {', '.join(outputs.places)}", file=sys.stderr)
+        _say(f"vqmon: metrics at {', '.join(outputs.places)}")
     watched = watch(census=not no_census, accounting=accounting)
 
     def run() -> None:
@@ -126,6 +128,13 @@ def command(
 
     # Outside of click, which would catch what the program raises.
     return run
+
+
+def _say(text: str) -> None:
+    """Write a line to stderr if there is one, past its buffer: what fails shall not be tried anew."""
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            os.write(sys.stderr.fileno(), f"{text}\n".encode(errors="backslashreplace"))
 
 
 def _accounting(text: str | None, enforce: bool) -> Any:

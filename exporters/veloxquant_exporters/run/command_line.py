@@ -15,8 +15,9 @@ from typing import Literal
 __all__ = ["CommandError", "Program", "parse_command"]
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
-# What this process can do for a program after Python has started; the rest it cannot.
-_FLAGS = "uBq"
+# What this process can do for a program after Python has started; the rest it cannot. Python takes
+# several in one word, the last of them with its value: -um MODULE.
+_OPTIONS = re.compile(r"-([uBq]*)(?:([mcW])(.*))?", re.DOTALL)
 
 
 class CommandError(ValueError):
@@ -66,25 +67,23 @@ def _parse_python(words: list[str]) -> Program:
     warnings: list[str] = []
     while words:
         word, *words = words
-        if word in ("-m", "-c"):
-            if not words:
-                raise CommandError(f"{word} needs an argument")
-            kind: Literal["module", "code"] = "module" if word == "-m" else "code"
-            return Program(kind, words[0], tuple(words[1:]), flags, tuple(warnings))
-        if word.startswith(("-m", "-c")):
-            kind = "module" if word[1] == "m" else "code"
-            return Program(kind, word[2:], tuple(words), flags, tuple(warnings))
-        if word.startswith("-W"):
-            value, words = (word[2:], words) if len(word) > 2 else _value(word, words)
-            warnings.append(value)
-        elif word == "-":
+        if word == "-":
             raise CommandError("a program from standard input cannot be run; name a file")
-        elif re.fullmatch(rf"-[{_FLAGS}]+", word):
-            flags += word[1:]
-        elif word.startswith("-"):
+        if not word.startswith("-") or (word == "--" and words):
+            path, *words = words if word == "--" else [word, *words]
+            return Program("script", path, tuple(words), flags, tuple(warnings))
+        found = _OPTIONS.fullmatch(word)
+        if found is None:
             raise CommandError(_unsupported(word))
-        else:
-            return Program("script", word, tuple(words), flags, tuple(warnings))
+        flags += found[1]
+        option, value = found[2], found[3]
+        if option and not value:
+            value, words = _value(f"-{option}", words)
+        if option == "W":
+            warnings.append(value)
+        elif option:
+            kind: Literal["module", "code"] = "module" if option == "m" else "code"
+            return Program(kind, value, tuple(words), flags, tuple(warnings))
     raise CommandError("python needs a program: -m MODULE, -c CODE or a file")
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib.machinery
-import importlib.util
 import os
+import pkgutil
+import runpy
 import sys
 import warnings
 from collections.abc import Collection
 from importlib import import_module
 from io import TextIOWrapper
-from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
@@ -60,7 +60,8 @@ def _run(program: Program, main: ModuleType, shared: Collection[str]) -> None:
         exec(_compile(program.target, "<string>"), main.__dict__)  # noqa: S102
     else:
         sys.argv[:] = [program.target, *program.arguments]
-        _run_script(os.path.abspath(program.target), main)  # noqa: PTH100 - as Python does
+        # Not `abspath`: Python leaves what is between as it was written.
+        _run_script(os.path.join(os.getcwd(), program.target), main)  # noqa: PTH109, PTH118
 
 
 def _put_first(entry: str) -> None:
@@ -74,8 +75,13 @@ def _put_first(entry: str) -> None:
 
 
 def _run_module(name: str, main: ModuleType, shared: Collection[str]) -> None:
-    spec = _spec_of(name)
-    assert spec.loader is not None
+    try:
+        # Finds it as `python -m` does, and says in Python's own words what cannot be found.
+        found = runpy._get_module_details(name, _NotFoundError)  # type: ignore[attr-defined] # noqa: SLF001
+    except _NotFoundError as error:
+        _refuse(str(error))
+    spec: importlib.machinery.ModuleSpec = found[1]
+    code: CodeType = found[2]
     sys.argv[0] = spec.origin or name
     if spec.name in shared:
         module = import_module(spec.name)
@@ -83,34 +89,12 @@ def _run_module(name: str, main: ModuleType, shared: Collection[str]) -> None:
             {key: value for key, value in vars(module).items() if key != "__builtins__"}
         )
         code = _main_block(spec)
-    else:
-        code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
-    if code is None:
-        _refuse(f"No code object available for {spec.name}")
     _describe(main, spec.origin, spec)
     exec(code, main.__dict__)  # noqa: S102 - that is the job
 
 
-def _spec_of(name: str) -> importlib.machinery.ModuleSpec:
-    """As `python -m` finds it; what is not there ends in Python's own words."""
-    try:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            inner = f"{name}.__main__"
-            spec = importlib.util.find_spec(inner)
-            if spec is None:
-                _refuse(
-                    f"No module named {inner}; {name!r} is a package and cannot be directly executed"
-                )
-    except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):
-            raise
-        _refuse(f"No module named {name}" if error.name == name else str(error))
-    except ValueError as error:
-        _refuse(str(error))
-    if spec is None or spec.loader is None:
-        _refuse(f"No module named {name}")
-    return spec
+class _NotFoundError(Exception):
+    """There is no such module to run."""
 
 
 def _refuse(text: str) -> NoReturn:
@@ -146,7 +130,7 @@ def _asks_for_main(node: ast.stmt) -> bool:
 
 
 def _run_script(path: str, main: ModuleType) -> None:
-    if Path(path).is_dir() or _is_zip(path):
+    if pkgutil.get_importer(path) is not None:  # a folder, or a zip file of whatever name
         _put_first(path)
         spec = importlib.machinery.PathFinder.find_spec("__main__", [path])
         if spec is None or spec.loader is None:
@@ -164,10 +148,6 @@ def _run_script(path: str, main: ModuleType) -> None:
     exec(code, main.__dict__)  # noqa: S102
 
 
-def _is_zip(path: str) -> bool:
-    return Path(path).is_file() and Path(path).suffix in (".pyz", ".zip")
-
-
 def _compiled(path: str) -> CodeType:
     try:
         if path.endswith(".pyc"):
@@ -178,8 +158,7 @@ def _compiled(path: str) -> CodeType:
             source = file.read()
     except OSError as error:
         sys.stderr.write(
-            f"{sys.executable}: can't open file {os.path.abspath(path)!r}: "  # noqa: PTH100
-            f"[Errno {error.errno}] {error.strerror}\n"
+            f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
         )
         sys.exit(2)
     return _compile(source, path)
@@ -200,9 +179,9 @@ def _apply_flags(program: Program) -> None:
                 stream.reconfigure(write_through=True)
     if "B" in program.flags:
         sys.dont_write_bytecode = True
-    for value in program.warnings:
-        sys.warnoptions.append(value)
-        warnings._setoption(value)  # type: ignore[attr-defined] # noqa: SLF001 - as Python at its start
+    sys.warnoptions.extend(program.warnings)
+    # As Python at its start, which says what is no such option and goes on.
+    warnings._processoptions(program.warnings)  # type: ignore[attr-defined] # noqa: SLF001
 
 
 def _end(error: BaseException) -> NoReturn:
