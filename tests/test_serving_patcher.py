@@ -180,3 +180,26 @@ def test_the_table_emits_events_that_exist_and_each_one_is_emitted() -> None:
     """Nobody can listen to an event that never comes."""
     emitted = {event for row in POINTS for event in row.emits}
     assert emitted == set(EVENTS)
+
+
+def test_a_module_that_is_reloaded_is_wrapped_again(package: Path) -> None:
+    """Its classes are other objects then; what was not replaced is not wrapped twice."""
+    seams, heard = Seams(), Heard()
+    seams.add(heard)
+    patcher = Patcher([point("Thing.step"), point("load")], seams)
+    patcher.install()
+    try:
+        core = importlib.import_module(f"{NAME}.core")
+        importlib.reload(core)
+        core.Thing().step(1)
+        assert len(heard.steps) == 1
+        patcher.install()
+        core.load("x")
+        assert len(heard.steps) == 2
+        (package / "core.py").write_text("class Thing:\n    pass\n")
+        importlib.invalidate_caches()
+        del sys.modules[f"{NAME}.core"]
+        importlib.import_module(f"{NAME}.core")
+        assert patcher.hooks() == {"steps": False}
+    finally:
+        patcher.remove()
