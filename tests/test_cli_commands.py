@@ -115,6 +115,27 @@ def test_what_reads_has_json(path: str) -> None:
     assert isinstance(flags[0], click.Option) and flags[0].is_flag, f"{path}: --json is a flag"
 
 
+def test_one_thing_has_one_name() -> None:
+    """An option that several commands have takes the same there, and a time is one everywhere."""
+    forms: dict[str, set[tuple[object, ...]]] = {}
+    for path, command in FOUND.items():
+        for param in command.params:
+            if isinstance(param, click.Option) and path != "vqmon simulate":  # takes many of each
+                for name in param.opts:
+                    form = (param.type.name, param.metavar, param.is_flag)
+                    forms.setdefault(name, set()).add(form)
+    assert {name: form for name, form in forms.items() if len(form) > 1} == {}
+    assert forms["--otlp-interval"] == forms["--interval"] == forms["--watch"]
+    assert forms["--host"] == forms["--addr"]
+    assert forms["-o"] == forms["--output"] == {("file", "FILE", False)}
+
+
+def test_how_a_command_ends_is_told_in_the_same_words() -> None:
+    """By the words of docs/cli.md."""
+    for path in FOUND:
+        assert "exit status" not in help_of(path).lower(), path
+
+
 def test_the_reference_is_what_the_commands_say(capsys: pytest.CaptureFixture[str]) -> None:
     """Byte for byte."""
     code = write_reference(["--check", str(DOCS)])
@@ -176,6 +197,22 @@ def test_the_shell_gets_commands_and_options() -> None:
             VQMON, env={**environment(), **asked}, capture_output=True, text=True, check=False
         )
         assert done.stdout.splitlines() == [wanted], done.stderr
+
+
+def test_the_shell_is_asked_for_files_where_a_file_is_wanted() -> None:
+    """And for folders alone where one is: click by itself offers nothing for what may be a URL, too."""
+    wanted = {"FILE": "file", "TRACE": "file", "URL|FILE|DIR": "file", "DIR|URL|TRACE": "file"}
+    wanted |= {"DIR": "dir", "PATH_OR_ID": "dir", "PROGRAM": "file"}
+    seen = set()
+    for path, command in FOUND.items():
+        for param in command.params:
+            shown = param.metavar or (param.human_readable_name or "").upper()
+            if shown in wanted:
+                with click.Context(command) as context:
+                    kinds = {item.type for item in param.shell_complete(context, "x")}
+                assert kinds == {wanted[shown]}, f"{path}: {param.opts[0]}"
+                seen.add(shown)
+    assert seen == set(wanted)
 
 
 # -- how a command ends ---------------------------------------------------------------------------
@@ -312,12 +349,12 @@ def test_a_system_error_is_one_line_with_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file that cannot be written, in a command that never thought of it."""
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     args = ["bench", "--only", "n_free", "--quick", "--rounds", "2", "--out"]
-    assert run([*args, str(tmp_path / "folder")]) == 1
+    assert run([*args, str(tmp_path / "loop")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"Error: {tmp_path}")
-    assert line.endswith(": Is a directory")
+    assert line.endswith(": Too many levels of symbolic links")
 
 
 def test_names_of_strangers_do_not_reach_the_terminal(folder: Path) -> None:

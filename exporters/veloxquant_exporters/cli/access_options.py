@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from veloxquant_exporters.cli.completing import files
+
 if TYPE_CHECKING:
     from veloxquant_exporters.access import Access
 
@@ -21,17 +23,27 @@ def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--tls-ca",
                 "ca_file",
                 metavar="FILE",
+                shell_complete=files,
                 help="Trust the authorities in this file, PEM, instead of the system's.",
             ),
             click.option(
-                "--tls-cert", "cert_file", metavar="FILE", help="Show this certificate, PEM."
+                "--tls-cert",
+                "cert_file",
+                metavar="FILE",
+                shell_complete=files,
+                help="Show this certificate, PEM.",
             ),
             click.option(
-                "--tls-key", "key_file", metavar="FILE", help="Its key, PEM, without a passphrase."
+                "--tls-key",
+                "key_file",
+                metavar="FILE",
+                shell_complete=files,
+                help="Its key, PEM, without a passphrase.",
             ),
             click.option(
                 "--token-file",
                 metavar="FILE",
+                shell_complete=files,
                 help="Send the bearer token in this file. A name and password go into the URL.",
             ),
         )

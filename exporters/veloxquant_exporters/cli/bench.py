@@ -43,7 +43,13 @@ OURS = "veloxquant_mlx.memory.block_pool:BlockPoolAllocator"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the run with its verdicts.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the same JSON here, too."
+    "-o",
+    "--output",
+    "--out",
+    "out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the same JSON here, too.",
 )
 def command(
     target: str,

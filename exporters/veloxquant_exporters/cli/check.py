@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from veloxquant_exporters.cli.access_options import access_of, access_options
+from veloxquant_exporters.cli.completing import files
+from veloxquant_exporters.cli.times import Time
 
 if TYPE_CHECKING:
     from veloxquant_exporters.check import Checked
@@ -17,13 +19,13 @@ __all__ = ["command"]
 
 
 @click.command("check")
-@click.argument("target", metavar="URL|FILE|DIR")
+@click.argument("target", metavar="URL|FILE|DIR", shell_complete=files)
 @click.option(
     "--watch",
     "watch_s",
-    metavar="SECONDS",
-    type=click.FloatRange(0, 3600),
-    default=0.0,
+    metavar="TIME",
+    type=Time(0.0, 3600),
+    default="0s",
     show_default=True,
     help="Of an address, fetch again after this time, to see whether a counter falls. Of a folder, "
     "wait this long for running processes to publish again.",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from veloxquant_exporters.cli.completing import folders
+
 __all__ = ["command"]
 
 
@@ -61,6 +63,7 @@ __all__ = ["command"]
     "--model",
     "model_name",
     metavar="PATH_OR_ID",
+    shell_complete=folders,
     help="A model folder or a Hugging Face id that mlx_lm.load takes, instead of the tiny Llama.",
 )
 @click.option(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from veloxquant_exporters.cli.completing import folders
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -25,6 +27,7 @@ __all__ = ["command"]
 @click.option(
     "--snapshot-dir",
     metavar="DIR",
+    shell_complete=folders,
     envvar="VELOXQUANT_SNAPSHOT_DIR",
     show_envvar=True,
     help="Folder into which processes publish their snapshots.",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from veloxquant_exporters.cli.completing import folders
+
 if TYPE_CHECKING:
     from veloxquant_exporters.export import Exported, LocalRunbooks
 
@@ -51,7 +53,9 @@ def _common(function: Callable[..., None]) -> Callable[..., None]:
             help="Where you publish the runbooks. Without it they are written into DIR/runbooks, "
             "and links lead there.",
         ),
-        click.argument("directory", metavar="DIR", type=click.Path(path_type=Path)),
+        click.argument(
+            "directory", metavar="DIR", type=click.Path(path_type=Path), shell_complete=folders
+        ),
     ):
         function = decorate(function)
     return function
@@ -70,7 +74,7 @@ def _dashboards(
     """Write the Grafana boards: to provision, and to import by hand.
 
     DIR/dashboards is for file provisioning, with DIR/provisioning as Grafana's provisioning
-    folder; DIR/import is for the import dialog. Exit status: 1 if files that differ are in the way.
+    folder; DIR/import is for the import dialog. Exit codes: 0 done, 1 if files that differ are in the way.
 
     Example: vqmon export dashboards ./grafana --grafana-path /var/lib/grafana/dashboards
     """
@@ -132,7 +136,7 @@ def _rules(
 ) -> None:
     """Write the Prometheus recording and alert rules.
 
-    Exit status: 1 if files that differ are in the way.
+    Exit codes: 0 done, 1 if files that differ are in the way.
 
     Example: vqmon export rules ./rules --job mlx --runbook-base https://wiki.example/runbooks
     """

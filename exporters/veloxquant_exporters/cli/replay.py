@@ -28,7 +28,8 @@ __all__ = ["command"]
 @click.option(
     "--rounds",
     type=click.IntRange(1, 1000),
-    help="Times to replay it.  [default: 5; 1 at real speed]",
+    show_default="5; 1 at real speed",
+    help="Times to replay it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(trace: Path, speed: str, rounds: int | None, as_json: bool) -> None:
@@ -37,7 +38,7 @@ def command(trace: Path, speed: str, rounds: int | None, as_json: bool) -> None:
     Every outcome, count of free blocks and holding must be as it was recorded; the first that is
     not is named. Then the calls are timed, one by one.
 
-    Exit status: 0 if all agrees, 1 if not or if the file is no whole trace, 2 if a library is missing.
+    Exit codes: 0 if all agrees, 1 if not or if the file is no whole trace, 2 if a library is missing.
 
     Example: vqmon replay benchmarks/traces/chat.vqtrace --rounds 9
     """

@@ -17,6 +17,7 @@ __all__ = ["command"]
 @click.option(
     "-o",
     "--output",
+    metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
     show_default="TRACE with .html",
     help="File to write; one that is there is replaced.",

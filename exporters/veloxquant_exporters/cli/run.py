@@ -10,6 +10,9 @@ from typing import Any, Final
 
 import click
 
+from veloxquant_exporters.cli.completing import files, folders
+from veloxquant_exporters.cli.times import Time
+
 __all__ = ["command"]
 
 DEFAULT_PORT: Final = 9464
@@ -32,6 +35,7 @@ DEFAULT_PORT: Final = 9464
     "--snapshot-dir",
     "directory",
     metavar="DIR",
+    shell_complete=folders,
     envvar="VELOXQUANT_SNAPSHOT_DIR",
     show_envvar=True,
     help="Publish snapshots into this folder, for vqmon serve.",
@@ -44,9 +48,9 @@ DEFAULT_PORT: Final = 9464
 @click.option(
     "--otlp-interval",
     "otlp_interval_s",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    show_default="60, or OTEL_METRIC_EXPORT_INTERVAL",
+    type=Time(),
+    metavar="TIME",
+    show_default="60s, or OTEL_METRIC_EXPORT_INTERVAL",
     help="How often to push.",
 )
 @click.option(
@@ -63,7 +67,7 @@ DEFAULT_PORT: Final = 9464
 )
 @click.option("--no-census", is_flag=True, help="Do not keep count of the live caches.")
 @click.option("--quiet", is_flag=True, help="Do not say where the metrics are.")
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=files)
 def command(
     port: int | None,
     host: str,

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final
+from typing import Any
 
 import click
 
+from veloxquant_exporters.cli.completing import files, folders
+from veloxquant_exporters.cli.times import Time
+
 __all__ = ["command"]
-
-_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def _seconds(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
-    """Seconds, from text as in 90, 90s, 15m, 1h or 2d."""
-    if value is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)", value)
-    if not found or not 0 < (seconds := float(found[1]) * _UNITS[found[2]]) <= 30 * _UNITS["d"]:
-        raise click.BadParameter(f"{value!r} is no time as in 90s, 15m or 1h, of at most 30d")
-    return seconds
 
 
 @click.command("serve")
@@ -27,6 +17,7 @@ def _seconds(_context: click.Context, _option: click.Parameter, value: str | Non
     "--snapshot-dir",
     "directory",
     metavar="DIR",
+    shell_complete=folders,
     envvar="VELOXQUANT_SNAPSHOT_DIR",
     required=True,
     show_envvar=True,
@@ -40,7 +31,9 @@ def _seconds(_context: click.Context, _option: click.Parameter, value: str | Non
     help="Serve /metrics on this port; 0 takes a free one.",
 )
 @click.option(
+    "--host",
     "--addr",
+    "addr",
     default="127.0.0.1",
     show_default=True,
     help='What to listen on: this machine only, or "::" for every interface.',
@@ -49,17 +42,30 @@ def _seconds(_context: click.Context, _option: click.Parameter, value: str | Non
     "--retention",
     "retention_s",
     metavar="TIME",
-    callback=_seconds,
+    type=Time(),
     default="15m",
     show_default=True,
     help="How long a process that ended is remembered: a dead one's up is 0 for that time.",
 )
-@click.option("--tls-cert", "certfile", metavar="FILE", help="Serve HTTPS: the certificate, PEM.")
-@click.option("--tls-key", "keyfile", metavar="FILE", help="Its key, PEM, without a passphrase.")
+@click.option(
+    "--tls-cert",
+    "certfile",
+    metavar="FILE",
+    shell_complete=files,
+    help="Serve HTTPS: the certificate, PEM.",
+)
+@click.option(
+    "--tls-key",
+    "keyfile",
+    metavar="FILE",
+    shell_complete=files,
+    help="Its key, PEM, without a passphrase.",
+)
 @click.option(
     "--tls-client-ca",
     "client_cafile",
     metavar="FILE",
+    shell_complete=files,
     help="Let only clients in that have a certificate of these authorities, PEM.",
 )
 @click.option(
@@ -71,7 +77,7 @@ def _seconds(_context: click.Context, _option: click.Parameter, value: str | Non
     "--otlp-interval",
     "otlp_interval_s",
     metavar="TIME",
-    callback=_seconds,
+    type=Time(),
     show_default="60s, or OTEL_METRIC_EXPORT_INTERVAL",
     help="How often to push.",
 )

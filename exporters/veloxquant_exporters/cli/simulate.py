@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from veloxquant_exporters.findings import printable
+from veloxquant_mlx.telemetry.trace.schema import ALLOCATE_OP
+
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from veloxquant_exporters.simulate import Advice, Result
     from veloxquant_mlx.memory.pool_config import PoolConfig
     from veloxquant_mlx.telemetry.trace import Trace
@@ -50,6 +55,8 @@ class Switches(click.ParamType):  # type: ignore[type-arg]  # as above
         return tuple(word == "on" for word in words)
 
 
+# Of the allocations: a prompt now and then ends anywhere, also where blocks are asked for whole.
+WHOLE = 0.9
 NUMBERS, SWITCHES = Numbers(), Switches()
 
 
@@ -149,6 +156,8 @@ def command(
         raise click.UsageError(f"--plot: {plot_path} must end in .svg, .png or .pdf")
     if plot_path is not None:
         import matplotlib  # noqa: F401, ICN001 - before the work, if it is missing
+
+        plot_path.parent.stat()  # the same
     try:
         loaded = load_trace(trace)
         grid = Grid(block_sizes, n_blocks, separate_kv, grow, max_blocks)
@@ -198,20 +207,47 @@ def _run(
 def _show(trace: Trace, results: list[Result], advice: Advice, bytes_per_slot: int | None) -> None:
     from rich.console import Console
 
-    from veloxquant_exporters.simulate.table import as_table, config_text, span_text
-
     console = Console(highlight=False)
     if not console.is_terminal:  # a file or a pipe has no width
         console.width = 140
+    # Printed by click: rich takes the end of a pipe for an error of its own.
+    with console.capture() as shown:
+        _print(console, trace, results, advice, bytes_per_slot)
+    click.echo(shown.get(), nl=False)
+
+
+def _print(
+    console: Console,
+    trace: Trace,
+    results: list[Result],
+    advice: Advice,
+    bytes_per_slot: int | None,
+) -> None:
+    from veloxquant_exporters.simulate.table import as_table, config_text, span_text
+
     more = f", {trace.n_lost} lost in recording" if trace.n_lost else ""
     more += ", cut at its end" if trace.cut else ""
     console.print(
-        f"pool {trace.header.pool}: {trace.n_calls} calls of {trace.n_owners} owners in "
+        f"pool {printable(trace.header.pool)}: {trace.n_calls} calls of {trace.n_owners} owners in "
         f"{span_text(trace.duration_ns)}{more}",
         markup=False,
         soft_wrap=True,
     )
     console.print(as_table(results, advice, bytes_per_slot))
+    if trace.header.opening.holdings:
+        console.print(
+            "The trace begins with blocks in use: each configuration begins by handing these out.",
+            markup=False,
+            soft_wrap=True,
+        )
+    size = trace.header.config.block_size
+    if any(result.config.block_size > size for result in results) and _asks_whole(trace):
+        console.print(
+            "The program asks for whole blocks. It would ask less often of larger ones, whose "
+            "rounding is less than is said here.",
+            markup=False,
+            soft_wrap=True,
+        )
     console.print(f"Recommended: {config_text(advice.best.config)}", markup=False, soft_wrap=True)
     for reason in advice.reasons:
         console.print(f"  {reason}", markup=False, soft_wrap=True)
@@ -219,6 +255,12 @@ def _show(trace: Trace, results: list[Result], advice: Advice, bytes_per_slot: i
         console.print(
             "  Sizes are in token slots; --bytes-per-slot makes them bytes.", markup=False
         )
+
+
+def _asks_whole(trace: Trace) -> bool:
+    asked = (trace.operation == ALLOCATE_OP) & (trace.tokens > 0)
+    whole = trace.tokens[asked] % trace.header.config.block_size == 0
+    return bool(len(whole)) and float(whole.mean()) > WHOLE
 
 
 def _recorded_bytes(trace: Trace) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from veloxquant_exporters.cli.access_options import access_of, access_options
+from veloxquant_exporters.cli.completing import files
+from veloxquant_exporters.cli.times import Time
 
 __all__ = ["command"]
 
@@ -12,22 +14,23 @@ _WANTED = "a snapshot folder, the URL of a metrics page, or a trace file"
 
 
 @click.command("top")
-@click.argument("source", metavar="DIR|URL|TRACE", required=False)
+@click.argument("source", metavar="DIR|URL|TRACE", required=False, shell_complete=files)
 @click.option(
     "--interval",
     "interval_s",
-    metavar="SECONDS",
-    type=click.FloatRange(0.05, 3600),
-    default=1.0,
+    metavar="TIME",
+    type=Time(0.05, 3600),
+    default="1s",
     show_default=True,
-    help="Seconds between readings.",
+    help="Time between readings.",
 )
 @click.option(
     "--at",
     "at_s",
-    metavar="SECONDS",
-    type=click.FloatRange(min=0),
-    help="Begin at this place of a trace, in seconds from its beginning. [default: its end]",
+    metavar="TIME",
+    type=Time(0.0),
+    show_default="its end",
+    help="Begin at this place of a trace, counted from its beginning.",
 )
 @click.option("--once", is_flag=True, help="Print one frame as plain text, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one reading as JSON, and end.")
