@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -148,6 +150,73 @@ def test_the_recorded_configuration_comes_out_as_recorded(traces: dict[int, Trac
     assert result.n_exhausted == 0
 
 
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 50), config=configs)
+def test_what_was_recorded_is_told_as_it_was(seed: int, config: PoolConfig) -> None:
+    """Refused owners count under the recorded configuration, too, as they do under any other."""
+    pool = BlockPoolAllocator(config)
+    instrument(pool, name="told-as-it-was")
+    recorder = record(pool, capacity=1 << 16)
+    real = serve(pool, seed, 60)
+    with TemporaryDirectory() as folder:
+        trace = load_trace(recorder.dump(Path(folder) / "t.vqtrace"))
+    recorder.stop()
+    uninstrument(pool)
+    result = simulate(trace, config)
+    assert (result.n_exhausted, result.n_rejected) == (real.n_exhausted, real.n_rejected)
+    stranded = {key: n for key, n in pool._incidents.exhausted.items() if key[1] == "stranded"}
+    assert result.n_stranded == sum(stranded.values()) and result.n_admitted == 0
+    assert result.most_blocks == pool.stats.n_blocks
+
+
+def test_a_pool_that_shrinks_and_grows_again_is_as_large_as_it_was(tmp_path: Path) -> None:
+    """Not as large as all its growth together."""
+    pool = BlockPoolAllocator(PoolConfig(16, 4, separate_kv=False, grow_on_exhaustion=True))
+    recorder = record(pool, capacity=1024)
+    for n in range(5):
+        pool.allocate("kv", 160, n)
+        pool.free_all(n)
+        pool.shrink("kv", 8)
+    trace = load_trace(recorder.dump(tmp_path / "t.vqtrace"))
+    recorder.stop()
+    uninstrument(pool)
+    result = simulate(trace, trace.header.config)
+    assert result.grown_blocks > 10
+    assert (result.most_blocks, result.managed_slots) == (10, 160)
+
+
+def test_what_is_held_at_the_beginning_may_find_no_room(tmp_path: Path) -> None:
+    """An owner of the opening that does not fit is one that is refused."""
+    pool = BlockPoolAllocator(PoolConfig(16, 64, separate_kv=False))
+    pool.allocate("kv", 160, "early")
+    recorder = record(pool, capacity=1024)
+    pool._journal.clear()
+    pool.allocate("kv", 16, "late")
+    pool.allocate("kv", 16, "late")
+    trace = load_trace(recorder.dump(tmp_path / "t.vqtrace"))
+    recorder.stop()
+    uninstrument(pool)
+    assert trace.header.opening.holdings
+    tight = simulate(trace, PoolConfig(16, 4, separate_kv=False))
+    assert (tight.n_exhausted, tight.n_rejected, tight.first_exhausted_ns) == (1, 1, 0)
+    advice = advise([tight, simulate(trace, PoolConfig(16, 64, separate_kv=False))])
+    assert advice.best.config.n_blocks == 64
+
+
+def test_a_refused_giant_grows_no_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request for too many tokens, refused then, must not take all memory with growth on."""
+    monkeypatch.setattr("veloxquant_exporters.replay.opening.MAX_BLOCKS", 1000)
+    pool = BlockPoolAllocator(PoolConfig(16, 64, separate_kv=False))
+    recorder = record(pool, capacity=1024, dump_pause_s=86_400, folder=tmp_path)
+    with pytest.raises(BlockPoolExhaustedError):
+        pool.allocate("kv", 16 * 5000, "giant")
+    trace = load_trace(recorder.dump(tmp_path / "t.vqtrace"))
+    recorder.stop()
+    uninstrument(pool)
+    result = simulate(trace, PoolConfig(16, 64, separate_kv=False, grow_on_exhaustion=True))
+    assert (result.n_exhausted, result.most_blocks) == (1, 64)
+
+
 def test_rounding_is_what_block_size_costs(tmp_path: Path) -> None:
     """One request of 40 tokens: blocks of 16 hold 48, blocks of 64 hold 64, of 8 hold 40."""
     pool = BlockPoolAllocator(PoolConfig(block_size=16, n_blocks=64, separate_kv=False))
@@ -188,6 +257,30 @@ def test_processes_give_what_one_gives(
     shared = simulate_all(path, trace, tried, jobs=2, progress=told.append)
     assert list(map(_without_time, alone)) == list(map(_without_time, shared))
     assert max(told) == told[-1] == trace.n_calls * len(tried)
+
+
+@pytest.mark.timeout(60)
+def test_workers_end_with_their_parent(recorded: Callable[..., Path]) -> None:
+    """After `kill` or `timeout` nobody is left who waits for work for ever."""
+    program = """
+import os, signal, sys
+from pathlib import Path
+from veloxquant_exporters.simulate import Grid, simulate_all, workers
+from veloxquant_mlx.telemetry.trace import load_trace
+workers.WORTH_PROCESSES = 0
+trace = load_trace(sys.argv[1])
+def told(n_calls):
+    if n_calls:
+        os.kill(os.getpid(), signal.SIGKILL)
+simulate_all(Path(sys.argv[1]), trace, Grid().configs(trace.header.config), jobs=2, progress=told)
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "exporters")])}
+    # The workers have the pipe of its output too: it ends when the last of them does.
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(recorded())],
+        stdout=subprocess.PIPE, timeout=40, check=False, env=env,
+    )  # fmt: skip
+    assert ran.returncode == -signal.SIGKILL
 
 
 def _without_time(result: Result) -> tuple[object, ...]:
@@ -243,7 +336,10 @@ def made(config: PoolConfig, **changed: object) -> Result:
         "peak_blocks": 10,
         "final_blocks": config.n_blocks,
         "grown_blocks": 0,
+        "most_blocks": config.n_blocks,
         "n_exhausted": 0,
+        "n_stranded": 0,
+        "n_admitted": 0,
         "first_exhausted_ns": None,
         "n_rejected": 0,
         "n_owners": 5,
@@ -275,6 +371,26 @@ def test_the_least_memory_wins_and_likeness_keeps_what_is() -> None:
     assert advise([recorded, alike]).best is recorded
     with pytest.raises(ValueError, match="nothing to choose"):
         advise([])
+
+
+def test_a_pool_that_refuses_is_told_what_would_help() -> None:
+    """More blocks, growth, a higher limit, or one stream: what this very pool lacks."""
+    fixed = made(PoolConfig(16, 64), n_exhausted=3, n_rejected=2, n_stranded=1)
+    text = " ".join(advise([fixed]).reasons)
+    assert "3 allocations, of 2 of 5 requests" in text and "--grow on" in text
+    assert "For 1 of them the other stream had room" in text and "keep it" not in text
+    limited = PoolConfig(16, 64, grow_on_exhaustion=True, max_blocks=128)
+    text = " ".join(advise([made(limited, n_exhausted=3, n_rejected=2)]).reasons)
+    assert "beyond its 128 blocks with --max-blocks" in text and "--grow on" not in text
+
+
+def test_what_the_figures_do_not_have_is_said() -> None:
+    """A pool of which most is never used, and requests that are only let in by the simulation."""
+    recorded = made(PoolConfig(16, 64), n_exhausted=2, n_rejected=2)
+    roomy = made(PoolConfig(16, 640), n_admitted=2)
+    text = " ".join(advise([recorded, roomy]).reasons)
+    assert "98% of its blocks are free; try fewer" in text
+    assert "2 allocations that the recorded pool refused find room" in text
 
 
 def test_fewer_blocks_for_the_same_memory() -> None:
@@ -315,6 +431,27 @@ def test_the_command_shows_a_table_and_draws_a_picture(
     assert "Recommended: PoolConfig(block_size=" in ran.stdout
     assert "KiB" in ran.stdout or "MiB" in ran.stdout
     assert picture.read_text("utf-8").lstrip().startswith("<?xml")
+
+
+def test_names_and_the_end_of_a_pipe_do_no_harm(tmp_path: Path) -> None:
+    """A pool's name writes nothing on the terminal; a reader that went away is no error of ours."""
+    pool = BlockPoolAllocator(PoolConfig(16, 64))
+    instrument(pool, name="\x1b]0;title\x07")
+    recorder = record(pool, capacity=1024)
+    pool.allocate("k", 160, "a")
+    path = recorder.dump(tmp_path / "t.vqtrace")
+    recorder.stop()
+    uninstrument(pool)
+    ran = vqmon(str(path))
+    assert "\x1b" not in ran.stdout and "pool \\x1b]0;title\\x07: 1 calls" in ran.stdout
+    assert "asks for whole blocks" in ran.stdout
+    reading, writing = os.pipe()
+    os.close(reading)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "exporters")])}
+    command = [sys.executable, "-m", "veloxquant_exporters.cli", "simulate", str(path)]
+    gone = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=env, check=False)
+    os.close(writing)
+    assert (gone.returncode, gone.stderr) == (141, b"")
 
 
 def test_the_command_prints_json(recorded: Callable[..., Path]) -> None:

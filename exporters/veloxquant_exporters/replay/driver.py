@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from veloxquant_exporters.replay.opening import opening_pool, refuse_giants
+from veloxquant_exporters.replay.opening import bounded, opening_pool, refuse_giants
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, BlockPoolExhaustedError
 from veloxquant_mlx.telemetry.trace.schema import (
     ALLOCATE_OP,
@@ -121,7 +121,7 @@ class Driver:
     ) -> None:
         refuse_giants(trace, config or trace.header.config)
         self.trace = trace
-        self.pool = opening_pool(trace, make) if config is None else make(config)
+        self.pool = opening_pool(trace, make) if config is None else make(bounded(config))
         self.rejected: set[int] = set()
         self._rejects = on_exhaustion == "reject"
         self._size = trace.header.config.block_size
@@ -333,6 +333,7 @@ class Driver:
         taken: list[Share] = []
         freed: list[Share] = []
         retired = 0
+        outcome: Outcome = "ok"
         for at, row in enumerate(rows):
             operation = self._operations[begin + at]
             if operation == SHRINK_OP:
@@ -342,11 +343,12 @@ class Driver:
             elif row.owner not in self.rejected:
                 if operation == ALLOCATE_OP:
                     moved = self._allocate(call, [row])
+                    outcome = "exhausted" if moved.outcome == "exhausted" else outcome
                 else:
                     moved = self._free(call, begin + at, [row])
                 taken += moved.taken
                 freed += moved.freed
-        return Moved(call, taken=tuple(taken), freed=tuple(freed), retired=retired)
+        return Moved(call, outcome, tuple(taken), tuple(freed), retired)
 
     def _grow(self, row: _Row) -> None:
         """Grow a stream as the recorded pool did: by taking more than is free, and giving it back."""

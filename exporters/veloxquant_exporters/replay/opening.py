@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from veloxquant_mlx.memory.pool_config import PoolConfig
     from veloxquant_mlx.telemetry.trace import Trace
 
-__all__ = ["MAX_BLOCKS", "opening_pool", "refuse_giants"]
+__all__ = ["MAX_BLOCKS", "bounded", "opening_pool", "refuse_giants"]
 
 # What is replayed is really allocated, at about 100 bytes a block.
 MAX_BLOCKS: Final = 1 << 25
@@ -39,11 +39,19 @@ def refuse_giants(trace: Trace, config: PoolConfig) -> None:
         )
 
 
+def bounded(config: PoolConfig) -> PoolConfig:
+    """`config`, with an end to its growth: a refused call may have asked for any number of tokens."""
+    limit = config.max_blocks
+    if config.grow_on_exhaustion and (limit is None or limit > MAX_BLOCKS):
+        return replace(config, max_blocks=MAX_BLOCKS)
+    return config
+
+
 def opening_pool(
     trace: Trace, make: Callable[[PoolConfig], BlockPoolAllocator] = BlockPoolAllocator
 ) -> BlockPoolAllocator:
     """A pool that manages what the recorded one did at the beginning, all of it free."""
-    config = trace.header.config
+    config = bounded(trace.header.config)
     managed = [level.managed for level in trace.header.opening.levels]
     if len(managed) == 1:
         return make(replace(config, n_blocks=managed[0]))

@@ -12,6 +12,8 @@ __all__ = ["Advice", "advise"]
 
 # Configurations whose memory differs by less are alike: a trace is one day of many.
 ALIKE: Final = 0.02
+# A pool of which so much is free at the peak is larger than it need be.
+AMPLE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +57,46 @@ def _reasons(
     best: Result, recorded: Result, results: Sequence[Result], able: Sequence[Result]
 ) -> list[str]:
     reasons = []
-    if best is recorded:
-        reasons.append("The recorded configuration is as good as any that was tried; keep it.")
     if best.n_exhausted:
-        reasons.append(
-            f"Every configuration refuses requests; this one the fewest, {best.n_rejected} of "
-            f"{best.n_owners}. Give the pool more blocks, or let it grow."
-        )
-    elif len(able) < len(results):
-        n = len(results) - len(able)
-        reasons.append(f"It refuses nothing, where {n} of the others tried refuse requests.")
+        reasons += _refusing(best)
+    else:
+        if best is recorded:
+            reasons.append("The recorded configuration is as good as any that was tried; keep it.")
+        if len(able) < len(results):
+            n = len(results) - len(able)
+            reasons.append(f"It refuses nothing, where {n} of the others tried refuse requests.")
     if best is not recorded:
         reasons += _against(best, recorded)
     if not best.config.grow_on_exhaustion and not best.n_exhausted:
         spare = 1 - best.peak_slots / best.managed_slots if best.managed_slots else 0.0
-        reasons.append(f"At the peak {spare:.0%} of its blocks are free.")
+        fewer = "; try fewer with --n-blocks" if spare > AMPLE else ""
+        reasons.append(f"At the peak {spare:.0%} of its blocks are free{fewer}.")
+    if best.n_admitted:
+        reasons.append(
+            f"{best.n_admitted} allocations that the recorded pool refused find room; what these "
+            "requests would have held from there on is not in the trace, and not in these figures."
+        )
+    return reasons
+
+
+def _refusing(best: Result) -> list[str]:
+    """How much is refused at best, and what would help."""
+    config = best.config
+    if not config.grow_on_exhaustion:
+        help_ = "Give the pool more blocks with --n-blocks, or let it grow with --grow on."
+    elif config.max_blocks is not None:
+        help_ = f"Let it grow beyond its {config.max_blocks} blocks with --max-blocks."
+    else:
+        help_ = "They ask for more than memory can hold."
+    fewest = f"{best.n_exhausted} allocations, of {best.n_rejected} of {best.n_owners} requests"
+    reasons = [
+        f"Every configuration that was tried refuses requests. This one refuses the fewest: {fewest}.",
+        help_,
+    ]
+    if best.n_stranded:
+        reasons.append(
+            f"For {best.n_stranded} of them the other stream had room: --separate-kv off shares it."
+        )
     return reasons
 
 

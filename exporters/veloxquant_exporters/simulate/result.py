@@ -19,7 +19,11 @@ class Result:
         peak_blocks: Most blocks in use at one time.
         final_blocks: Blocks managed at the end.
         grown_blocks: Blocks added by growth.
+        most_blocks: Most blocks managed at one time.
         n_exhausted: Allocations refused.
+        n_stranded: Of these, those for which the other stream had room.
+        n_admitted: Allocations refused in the recording and not here; given back at once, as the
+            trace does not tell how they would have gone on.
         first_exhausted_ns: When the first was, since the beginning; None without one.
         n_rejected: Owners that lost an allocation, and so their request.
         n_owners: Owners that the trace has.
@@ -36,7 +40,10 @@ class Result:
     peak_blocks: int
     final_blocks: int
     grown_blocks: int
+    most_blocks: int
     n_exhausted: int
+    n_stranded: int
+    n_admitted: int
     first_exhausted_ns: int | None
     n_rejected: int
     n_owners: int
@@ -53,8 +60,7 @@ class Result:
     @property
     def managed_slots(self) -> int:
         """Token slots of the pool at its largest, which is what memory has to be there for."""
-        blocks = max(self.final_blocks, self.config.n_blocks + self.grown_blocks)
-        return blocks * self.config.block_size
+        return self.most_blocks * self.config.block_size
 
     def bytes_of(self, slots: int, bytes_per_slot: int | None) -> int | None:
         """Bytes of so many slots; None where nobody said what a slot takes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final
 
 from veloxquant_exporters.replay.driver import Driver, Moved, Share
@@ -42,9 +43,13 @@ def simulate(
     driver = Driver(trace, config)
     tally = _Tally(trace, config)
     tally.add(driver.opening, 0)
+    tally.reject(driver.rejected)
+    most_blocks = driver.pool.stats.n_blocks
     times = trace.at_ns[trace.first_row[:-1]].tolist()
     for call, (at_ns, moved) in enumerate(zip(times, driver.run(), strict=True)):
         tally.add(moved, at_ns)
+        if moved.taken or moved.outcome == "admitted":
+            most_blocks = max(most_blocks, driver.pool.stats.n_blocks)
         if not call % REPORTED:
             progress(call)
     progress(driver.n_calls)
@@ -55,15 +60,23 @@ def simulate(
         peak_blocks=stats.peak_blocks_in_use,
         final_blocks=stats.n_blocks,
         grown_blocks=stats.n_grown,
+        most_blocks=most_blocks,
         n_exhausted=tally.n_exhausted,
+        n_stranded=_n_stranded(driver),
+        n_admitted=tally.n_admitted,
         first_exhausted_ns=tally.first_exhausted_ns,
-        n_rejected=len(driver.rejected),
+        n_rejected=len(tally.refused | driver.rejected),
         n_owners=trace.n_owners,
         rounding=tally.rounding(),
         unfilled=tally.unfilled(),
         occupancy=tally.occupancy(),
         seconds=time.perf_counter() - began,
     )
+
+
+def _n_stranded(driver: Driver) -> int:
+    by_reason = driver.pool._incidents.exhausted  # noqa: SLF001 - counted by the pool itself
+    return sum(n for (_, reason), n in by_reason.items() if reason == "stranded")
 
 
 class _Tally:
@@ -85,8 +98,10 @@ class _Tally:
         # Slots times nanoseconds.
         self._held_ns = self._asked_ns = 0
         self._freed_slots = self._freed_filled = 0
-        self.n_exhausted = 0
+        self._owner: list[int] = trace.owner.tolist()
+        self.n_exhausted = self.n_admitted = 0
         self.first_exhausted_ns: int | None = None
+        self.refused: set[int] = set()  # owners, also those that the recorded pool refused
 
     def add(self, moved: Moved, at_ns: int) -> None:
         """Count what a call came to."""
@@ -100,12 +115,20 @@ class _Tally:
             self.n_exhausted += 1
             if self.first_exhausted_ns is None:
                 self.first_exhausted_ns = at_ns
+            self.refused.add(self._owner[self._first_row[moved.call]])
+        self.n_admitted += moved.outcome == "admitted"
         if moved.taken:
             for n, share in enumerate(moved.taken):
                 self._take(share, self._asked_by(moved.call, n, share))
             self._spans[self._span] = max(self._spans[self._span], self._n_slots)
         for n, share in enumerate(moved.freed):
             self._give(share, self._filled_by(moved, n))
+
+    def reject(self, owners: AbstractSet[int]) -> None:
+        """Count the owners whose blocks at the beginning of the trace find no room."""
+        self.n_exhausted += len(owners)
+        if owners:
+            self.first_exhausted_ns = 0
 
     def _move_to(self, at_ns: int) -> None:
         """Begin the span of `at_ns`; what is held is held in those between, too."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,7 +98,16 @@ def _begin(path: str, counts: Any) -> None:
     from veloxquant_mlx.telemetry.trace import load_trace
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker.update(trace=load_trace(path), counts=counts)
+
+
+def _end_with_parent() -> None:
+    """A worker waits for work for ever, also where nobody is left to send any."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _work(n: int, config: PoolConfig) -> Result:
