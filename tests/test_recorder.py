@@ -476,6 +476,24 @@ def test_what_is_no_file_is_not_replaced_by_one(pool: BlockPoolAllocator, tmp_pa
     assert pipe.is_fifo() and [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
+def test_a_full_disk_leaves_no_half_a_dump(
+    pool: BlockPoolAllocator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even an empty file, where there was no room for the header."""
+
+    def full(_: int, __: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    recorder = record(pool)
+    pool.allocate("k", 16, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr("veloxquant_mlx.telemetry.trace.writer.os.write", full)
+        with pytest.raises(OSError, match="No space left"):
+            recorder.dump(tmp_path / "x.vqtrace")
+    recorder.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_pools_do_not_write_to_one_file(pool: BlockPoolAllocator, tmp_path: Path) -> None:
     """The second would take the name away, and the first write on into nothing."""
     path = tmp_path / "day.vqtrace"

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from veloxquant_exporters.simulate import Grid, GridError, Result, advise, simulate, simulate_all
 from veloxquant_exporters.simulate.grid import MAX_CONFIGS
 from veloxquant_mlx.core.exceptions import BlockPoolExhaustedError
-from veloxquant_mlx.memory import BlockPoolAllocator, PoolConfig
+from veloxquant_mlx.memory import Block, BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.telemetry import instrument, record, uninstrument
 from veloxquant_mlx.telemetry.snapshot_json import pool_from_dict
 from veloxquant_mlx.telemetry.trace import Trace, TraceError, load_trace
@@ -140,6 +140,109 @@ def test_simulating_is_what_really_running_gives(
     assert (result.first_exhausted_ns is None) is (real.n_exhausted == 0)
     assert max(result.occupancy) <= result.peak_slots
     assert max(result.occupancy) == real.peak_slots or real.n_exhausted
+
+
+def planned(seed: int, n_steps: int = 120) -> list[tuple[str, int, int, str]]:
+    """What requests ask for, whatever comes of it: growth in two formats, steps back, ends."""
+    rng = random.Random(seed)
+    n_parts: dict[int, int] = {}
+    plan: list[tuple[str, int, int, str]] = []
+    for step in range(n_steps):
+        if not n_parts or rng.random() < 0.3:
+            n_parts[step] = 0
+        owner = rng.choice(list(n_parts))
+        if rng.random() < 0.7:
+            size, fmt = rng.choice([1, 5, 16, 40, 100]), rng.choice(["fp16", "int8"])
+            plan.append((rng.choice(["k", "v", "kv", "kv"]), owner, size, fmt))
+            n_parts[owner] += 1
+        elif n_parts[owner] > 1:
+            plan.append(("back", owner, 0, ""))
+            n_parts[owner] -= 1
+        if rng.random() < 0.2:
+            plan.append(("end", owner, 0, ""))
+            del n_parts[owner]
+    return plan
+
+
+def carry_out(pool: BlockPoolAllocator, plan: list[tuple[str, int, int, str]]) -> Seen:
+    """Do it; a request that finds no room is over."""
+    seen = Seen()
+    over: set[int] = set()
+    parts: dict[int, list[list[Block]]] = {}
+    for what, owner, n_tokens, fmt in plan:
+        if owner in over:
+            continue
+        mine = parts.setdefault(owner, [])
+        try:
+            if what == "back":
+                pool.free(mine.pop())
+            elif what == "end":
+                pool.free_all(owner)
+            elif what == "kv":
+                keys, values = pool.allocate_kv(n_tokens, owner, fmt)
+                mine.append([*keys, *values])
+            else:
+                mine.append(pool.allocate(what, n_tokens, owner, fmt))
+        except BlockPoolExhaustedError:
+            seen.n_exhausted += 1
+            over.add(owner)
+            pool.free_all(owner)
+    seen.n_rejected = len(over)
+    return seen
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    n_blocks=st.integers(0, 200),
+    separate=st.booleans(),
+    limit=st.sampled_from([0, 100, 250, None]),
+)
+def test_steps_back_and_formats_are_what_really_running_gives(
+    seed: int, n_blocks: int, separate: bool, limit: int | None
+) -> None:
+    """Blocks freed singly, two formats, and growth to a limit, also of one stream made of two."""
+    plan = planned(seed)
+    roomy = BlockPoolAllocator(ROOMY)
+    instrument(roomy, name="planned")
+    recorder = record(roomy, capacity=1 << 14)
+    carry_out(roomy, plan)
+    with TemporaryDirectory() as folder:
+        trace = load_trace(recorder.dump(Path(folder) / "t.vqtrace"))
+    recorder.stop()
+    uninstrument(roomy)
+    config = PoolConfig(16, n_blocks, separate, limit != 0, limit or None)
+    pool = BlockPoolAllocator(config)
+    real, result = carry_out(pool, plan), simulate(trace, config)
+    stats = pool.stats.snapshot()
+    assert (result.n_exhausted, result.n_rejected) == (real.n_exhausted, real.n_rejected)
+    assert result.peak_blocks == stats.peak_blocks_in_use
+    assert (result.grown_blocks, result.final_blocks) == (stats.n_grown, stats.n_blocks)
+
+
+def test_rounding_is_less_by_what_is_given_back(tmp_path: Path) -> None:
+    """By hand: 40 and 20 tokens are asked for, 8 of the 40 given back after two seconds."""
+    pool = BlockPoolAllocator(PoolConfig(16, 64, separate_kv=False))
+    now = [pool._clock()]
+    pool._clock = lambda: now[0]
+    recorder = record(pool, capacity=1024)
+    first = pool.allocate("kv", 40, "a")
+    now[0] += 10**9
+    pool.allocate("kv", 20, "b")
+    now[0] += 10**9
+    pool.free(first[2:])
+    now[0] += 10**9
+    pool.free_all("a")
+    pool.free_all("b")
+    pool.allocate_kv(1, "the end of the third second")
+    trace = load_trace(recorder.dump(tmp_path / "t.vqtrace"))
+    recorder.stop()
+    uninstrument(pool)
+    asked = 40 + 60 + 52
+    for size, held, freed in ((16, 48 + 80 + 64, 80), (8, 40 + 64 + 56, 64)):
+        result = simulate(trace, PoolConfig(size, 64, separate_kv=False))
+        assert result.rounding == pytest.approx(1 - asked / held)
+        assert result.unfilled == pytest.approx(1 - 60 / freed)
 
 
 def test_the_recorded_configuration_comes_out_as_recorded(traces: dict[int, Trace]) -> None:

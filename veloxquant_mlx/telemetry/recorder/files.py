@@ -152,14 +152,16 @@ def write_ring(
     now_ns = taken.books.at_ns
     books, entries = _before(taken, source)
     part = Path(f"{os.fspath(path)}.{os.getpid()}.part")
-    file = TraceFile(part, source, books, now_ns, reason)
+    file = None
     try:
+        file = TraceFile(part, source, books, now_ns, reason)
         file.add_snapshot(snapshot)
         file.append(taken._replace(entries=list(entries)))
         file.end()
         part.replace(path)
     except BaseException:
-        file.writer.abandon()
+        if file is not None:
+            file.writer.abandon()
         part.unlink(missing_ok=True)
         raise
 
