@@ -9,7 +9,7 @@ from typing import Any
 from veloxquant_mlx.serving.events import Listener, Seams
 from veloxquant_mlx.serving.fork_lock import lock_of
 from veloxquant_mlx.serving.request import Request
-from veloxquant_mlx.serving.wrap_requests import in_server
+from veloxquant_mlx.serving.wrap_requests import is_servers
 from veloxquant_mlx.telemetry.histogram import Histogram, HistogramSnapshot
 from veloxquant_mlx.telemetry.program_values import ROW_BUCKETS, STATES
 
@@ -34,14 +34,23 @@ class BatchWatch(Listener):
 
     def on_generator_made(self, generator: Any) -> None:
         """Remember it until it is gone."""
+        self._remember(generator)
+
+    def _remember(self, generator: Any) -> dict[int, Request]:
+        requests: dict[int, Request] = {}
         with self._lock:
-            self._generators[generator] = {}
+            self._generators[generator] = requests
+        # One that is collected in a cycle is out of the dictionary before it is closed.
+        weakref.finalize(generator, self._cancel_all, requests).atexit = False
+        return requests
 
     def on_sequences_inserted(self, generator: Any, uids: list[int], segments: Any) -> None:
         """Without a server, each sequence is a request."""
-        if in_server():
+        if is_servers():
             return
-        requests = self._generators.setdefault(generator, {})
+        requests = self._generators.get(generator)
+        if requests is None:
+            requests = self._remember(generator)
         for uid, parts in zip(uids, segments, strict=True):
             request = requests[uid] = Request("text_completion")
             request.n_prompt = sum(map(len, parts))
@@ -72,7 +81,9 @@ class BatchWatch(Listener):
 
     def on_generator_closed(self, generator: Any) -> None:
         """So was what is left in a generator that is closed."""
-        requests = self._generators.get(generator) or {}
+        self._cancel_all(self._generators.get(generator) or {})
+
+    def _cancel_all(self, requests: dict[int, Request]) -> None:
         for uid in list(requests):
             self._end(requests, uid, "cancelled")
 
@@ -125,6 +136,7 @@ class ServerWatch(Listener):
 
     def on_server_made(self, server: Any) -> None:
         """Remember it until it is gone."""
+        self._servers[:] = [ref for ref in self._servers if ref() is not None]
         self._servers.append(weakref.ref(server))
 
     def queued(self) -> int:

@@ -25,12 +25,15 @@ class PromptCacheWatch(Listener):
 
     def __init__(self) -> None:
         self._caches: list[weakref.ref[Any]] = []
+        self._any = False
         self._lookups = dict.fromkeys(LOOKUP_OUTCOMES, 0)
         self._evictions = dict.fromkeys(EVICTION_REASONS, 0)
         self._lookup_tokens = self._hit_tokens = self._insertions = 0
 
     def on_prompt_cache_opened(self, prompt_cache: Any) -> None:
         """Remember it until it is gone."""
+        self._any = True
+        self._caches[:] = [ref for ref in self._caches if ref() is not None]
         self._caches.append(weakref.ref(prompt_cache))
 
     def on_prompt_cache_fetched(
@@ -55,11 +58,11 @@ class PromptCacheWatch(Listener):
         Raises:
             Exception: Another mlx-lm keeps its entries in another way.
         """
-        if not self._caches:
+        if not self._any:
             return None
         entries, tokens, sizes = (Counter(dict.fromkeys(ENTRY_TYPES, 0)) for _ in range(3))
         limits: list[tuple[int, int]] = []
-        for ref in self._caches:
+        for ref in list(self._caches):
             cache = ref()
             if cache is None:
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ __all__ = [
     "generate_step",
     "handle_completion",
     "in_server",
+    "is_servers",
     "run_generate",
     "server_generate",
     "server_init",
@@ -28,9 +30,21 @@ _Function = Callable[..., Any]
 _local: Final = threading.local()
 
 
+# Servers whose generation thread could not be marked, as this mlx-lm runs it in another way.
+_unmarked: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+
+
 def in_server() -> bool:
-    """True on the server's generation thread: requests there are counted where they arrive."""
+    """True on the server's generation thread."""
     return getattr(_local, "in_server", False)
+
+
+def is_servers() -> bool:
+    """Whether what is generated here is of a request that is counted where it arrived.
+
+    Where the server's thread cannot be told from others, all is, while there is a server.
+    """
+    return in_server() or bool(_unmarked)
 
 
 def run_generate(original: _Function, _seams: Seams) -> _Function:
@@ -44,6 +58,7 @@ def run_generate(original: _Function, _seams: Seams) -> _Function:
         finally:
             _local.in_server = False
 
+    wrapper.marks_thread = True  # type: ignore[attr-defined]
     return wrapper
 
 
@@ -53,6 +68,8 @@ def server_init(original: _Function, seams: Seams) -> _Function:
 
     @functools.wraps(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not getattr(getattr(type(self), "_run_generate", None), "marks_thread", False):
+            _unmarked.add(self)
         original(self, *args, **kwargs)
         made(self)
 
@@ -122,14 +139,17 @@ def server_generate(original: _Function, seams: Seams) -> _Function:
         try:
             result = original(self, *args, **kwargs)
         except BaseException as error:
-            follow.end(request, outcome_of(error))
+            # Nothing was written to the client yet: a connection that failed is the server's own.
+            follow.end(request, "failed" if isinstance(error, Exception) else outcome_of(error))
             raise
         try:
             context, responses = result
+            iter(responses)  # else it cannot be followed
             request.n_prompt = len(context.prompt)
             follow.read(request)
         except Exception:  # noqa: BLE001 - another mlx-lm gives something else: let it pass
             seams.count(follow.hook)
+            follow.end(request, "ok")  # as far as can be seen; inside of a handler that has its say
             return result
         return context, follow.responses(request, responses, context)
 
@@ -215,7 +235,7 @@ def stream_generate(original: _Function, seams: Seams) -> _Function:
     def watched(responses: Any) -> Iterator[Any]:
         began()
         try:
-            if in_server():
+            if is_servers():
                 yield from responses
             else:
                 yield from follow.stream(follow.start("text_completion"), responses)
@@ -224,9 +244,20 @@ def stream_generate(original: _Function, seams: Seams) -> _Function:
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return watched(original(*args, **kwargs))
+        responses = original(*args, **kwargs)
+        return watched(responses) if _can_follow(responses, seams, began.hook) else responses
 
     return wrapper
+
+
+def _can_follow(steps: Any, seams: Seams, hook: str) -> bool:
+    """Whether it gives one thing after the other; another mlx-lm may do it in another way."""
+    try:
+        iter(steps)
+    except TypeError:
+        seams.count(hook)
+        return False
+    return True
 
 
 def generate_step(original: _Function, seams: Seams) -> _Function:
@@ -248,7 +279,7 @@ def generate_step(original: _Function, seams: Seams) -> _Function:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         steps = original(*args, **kwargs)
-        if not (started or token or ended):
+        if not (started or token or ended) or not _can_follow(steps, seams, started.hook):
             return steps
         caches = kwargs.get("prompt_cache")
         return watched(steps, Sequence(caches if isinstance(caches, list) else None))

@@ -1,0 +1,123 @@
+"""The watch where a program, or an mlx-lm to come, does what was not expected."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator, Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from veloxquant_exporters.demo.model import tiny_llama
+from veloxquant_mlx.serving import Listener, Request, Seams, Watch, stop_watching, watch
+from veloxquant_mlx.serving import wrap_requests as wrappers
+
+pytest.importorskip("mlx.core")
+pytest.importorskip("mlx_lm")
+lm: Any = import_module("mlx_lm.generate")
+caches: Any = import_module("mlx_lm.models.cache")
+
+
+class Ended(Listener):
+    """Remembers how requests ended."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Any] = []
+
+    def on_request_finished(self, request: Request) -> None:
+        """See `Listener`."""
+        self.outcomes.append(request.outcome)
+
+    def on_sequence_started(self, sequence: Any) -> None:
+        """See `Listener`."""
+
+
+@pytest.fixture
+def watched() -> Iterator[Watch]:
+    """A watch of the test's own."""
+    gc.collect()
+    stop_watching()
+    yield watch()
+    stop_watching()
+
+
+@pytest.fixture
+def heard() -> tuple[Seams, Ended]:
+    """Events, and who listens."""
+    seams, ended = Seams(), Ended()
+    seams.add(ended)
+    return seams, ended
+
+
+def test_a_generator_that_is_collected_in_a_cycle_cancels_its_requests(watched: Watch) -> None:
+    """Weak references to it are gone before it is closed."""
+    batch = lm.BatchGenerator(tiny_llama(0).model, max_tokens=50)
+    batch.insert([[5, 6, 7]])
+    batch.next()
+    batch.itself = batch
+    del batch
+    gc.collect()
+    requests = (watched.snapshot().requests or {})["text_completion"]
+    assert requests.finished["cancelled"] == 1
+
+
+def test_prompt_caches_that_are_gone_are_forgotten(watched: Watch) -> None:
+    """Their number is bounded by those that live; what was counted of them stays."""
+    for _ in range(20):
+        caches.LRUPromptCache(3).fetch_nearest_cache("m", [1])
+    found = watched.snapshot().prompt_cache
+    assert found is not None and found.lookups["miss"] == 20 and found.max_entries is None
+    assert len(watched._prompt_cache._caches) == 1
+
+
+def test_a_connection_of_the_servers_own_is_no_client_that_left(
+    heard: tuple[Seams, Ended],
+) -> None:
+    """A model that cannot be downloaded fails the request, by whatever error."""
+    seams, ended = heard
+
+    def generate(_self: Any, _request: Any) -> Any:
+        raise ConnectionError("the hub is not there")
+
+    with pytest.raises(ConnectionError, match="hub"):
+        wrappers.server_generate(generate, seams)(None, None)
+    assert ended.outcomes == ["failed"]
+
+
+def test_what_cannot_be_followed_is_passed_on(heard: tuple[Seams, Ended]) -> None:
+    """An asynchronous generator reaches the program as it is, and the hook has failed."""
+    seams, ended = heard
+
+    async def steps(*_: Any) -> AsyncIterator[int]:
+        yield 1
+
+    for make in (wrappers.stream_generate, wrappers.generate_step):
+        made = make(steps, seams)(None)
+        assert type(made).__name__ == "async_generator"
+    assert sum(seams.errors.values()) == 2
+
+    def generate(*_: Any) -> Any:
+        return type("Context", (), {"prompt": [1, 2]}), steps()
+
+    _, responses = wrappers.server_generate(generate, seams)(None, None)
+    assert type(responses).__name__ == "async_generator"
+    assert ended.outcomes == ["ok"] and sum(seams.errors.values()) == 3
+
+
+def test_a_request_counts_once_where_the_servers_thread_is_unknown(
+    heard: tuple[Seams, Ended],
+) -> None:
+    """Another mlx-lm may start it in another way: what it generates is of requests that came in."""
+    seams, ended = heard
+
+    class Server:
+        pass
+
+    stream = wrappers.stream_generate(lambda: iter("ab"), seams)
+    server = Server()
+    wrappers.server_init(lambda _self: None, seams)(server)
+    assert list(stream()) == ["a", "b"] and ended.outcomes == []
+    del server
+    gc.collect()
+    assert list(stream()) == ["a", "b"] and ended.outcomes == ["ok"]
