@@ -245,6 +245,12 @@ def test_openmetrics_is_held_to_its_own_rules(
     assert any(expected in line for line in found), found
 
 
+def test_an_openmetrics_page_without_its_end_is_taken_for_one(open_page: str) -> None:
+    """Saved, so that nothing but the page tells its format: what is wrong is the end alone."""
+    assert [line for line in findings(open_page.removesuffix("# EOF\n")) if "EOF" not in line] == []
+    assert findings(open_page.removesuffix("# EOF\n")) != []
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

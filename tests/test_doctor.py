@@ -681,6 +681,14 @@ def test_nobody_there_is_one_finding() -> None:
     assert found.what.startswith("nothing listens at http://127.0.0.1:1/")
 
 
+@pytest.mark.parametrize("url", ["nonsense", "", "127.0.0.1:9090", "ftp://user:secret@host/"])
+def test_what_is_no_address_is_told_as_it_was_typed(url: str) -> None:
+    """Without the paths that are asked there, without the password, and with a Prometheus' address."""
+    (found,) = prometheus_says(url)
+    assert found.what == f"{url.replace('user:secret@', '').rstrip('/')!r} is no address"
+    assert "http://127.0.0.1:9090" in found.fix
+
+
 def test_a_refused_expression_is_told_apart() -> None:
     """From a server that is away."""
     with api({}) as url, pytest.raises(ApiError, match="e: no") as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,6 +18,8 @@ __all__ = ["ACCEPTS", "CheckedPage", "check_page"]
 # What a scraper asks for to get the one format or the other.
 ACCEPTS: Final = ("text/plain;version=0.0.4", "application/openmetrics-text;version=1.0.0")
 _OPENMETRICS: Final = "application/openmetrics-text"
+# A counter's family without the _total of its samples: what is left of a page without its EOF.
+_CUT_OPENMETRICS: Final = re.compile(r"(?m)^# TYPE (\S+) counter\n(?:# [^\n]*\n)*\1_total[ {]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ def check_page(body: bytes, content_type: str = "") -> CheckedPage:
 
     Args:
         body: Its bytes.
-        content_type: As sent; "" tells the format by the page's end.
+        content_type: As sent; "" tells the format by what stands there.
     """
     fault = _no_page(body, content_type)
     if fault is not None:
@@ -69,7 +72,7 @@ def check_page(body: bytes, content_type: str = "") -> CheckedPage:
 def _is_openmetrics(text: str, content_type: str) -> bool:
     if content_type:
         return content_type.lower().startswith(_OPENMETRICS)
-    return text.rstrip("\n").endswith("# EOF")
+    return text.rstrip("\n").endswith("# EOF") or _CUT_OPENMETRICS.search(text) is not None
 
 
 def _no_page(body: bytes, content_type: str) -> Finding | None:

@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from veloxquant_exporters.fetch import FetchError, fetch
+from veloxquant_exporters.fetch import FetchError, fetch, is_url, without_password
 
 __all__ = ["ApiError", "PrometheusApi", "seconds"]
 
@@ -46,6 +46,11 @@ class PrometheusApi:
         Raises:
             ApiError: There is no such answer.
         """
+        if not is_url(self._base):
+            raise ApiError(
+                f"{without_password(self._base)!a} is no address",
+                "write all of the server's own, as in http://127.0.0.1:9090",
+            )
         url = f"{self._base}/api/v1/{path}" + (f"?{urlencode(query)}" if query else "")
         try:
             answer = fetch(url, accept="application/json", timeout_s=_TIMEOUT_S)
