@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from veloxquant_exporters.demo.model import tiny_llama
+from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
 from veloxquant_mlx.serving import Listener, Request, Seams, Watch, stop_watching, watch
 from veloxquant_mlx.serving import wrap_requests as wrappers
+from veloxquant_mlx.serving.accounting import PoolSettings, account_for
+from veloxquant_mlx.serving.accounting.admission import Admission
+from veloxquant_mlx.serving.accounting.books import Books
 
-pytest.importorskip("mlx.core")
+mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
+pytestmark = pytest.mark.timeout(60)
 lm: Any = import_module("mlx_lm.generate")
 caches: Any = import_module("mlx_lm.models.cache")
 
@@ -121,3 +126,44 @@ def test_a_request_counts_once_where_the_servers_thread_is_unknown(
     del server
     gc.collect()
     assert list(stream()) == ["a", "b"] and ended.outcomes == ["ok"]
+
+
+class Stubborn(caches.LRUPromptCache):  # type: ignore[misc]
+    """One of an mlx-lm to come, which evicts in another way."""
+
+    def trim_to(self, **_: Any) -> None:
+        """Keep all."""
+
+
+def test_a_prompt_cache_that_keeps_its_entries_holds_nobody_up() -> None:
+    """Over budget it is asked once; that it evicts nothing is no reason to ask for ever."""
+    stop_watching()
+    accounting = account_for(PoolSettings.parse("blocks=2,block-size=16"))
+    watched = watch(accounting=accounting)
+    try:
+        kept = [Stubborn(9) for _ in range(3)]
+        for n in range(3):
+            made = [caches.KVCache() for _ in range(2)]
+            for cache in made:
+                cache.update_and_fetch(mx.zeros((1, 2, 8, 16)), mx.zeros((1, 2, 8, 16)))
+            kept[0].insert_cache("m", [n] * 8, made)
+        assert len(kept[0]) == 3
+        account = accounting.snapshot()
+        assert account is not None and account.excess_blocks > 0
+        del kept
+        gc.collect()
+        caches.LRUPromptCache(9)
+        assert len(accounting._books.prompt_caches) == 1
+        assert not any(watched.snapshot().hook_errors.values())
+    finally:
+        stop_watching()
+
+
+def test_a_request_may_end_while_another_is_let_in() -> None:
+    """A generator is collected in the middle of anything, on any thread, with its request."""
+    admission = Admission(Books(BlockPoolAllocator(PoolConfig(n_blocks=8))))
+    request = Request("chat")
+    with admission._lock:
+        admission.on_request_started(request)
+        admission.on_request_finished(request)
+    assert not admission._inside

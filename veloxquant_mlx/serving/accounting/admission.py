@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any, Final
 
 from veloxquant_mlx.serving.accounting.books import Books
 from veloxquant_mlx.serving.events import Listener, Refusal
+from veloxquant_mlx.serving.fork_lock import lock_of
 from veloxquant_mlx.serving.request import Request
 
 __all__ = ["Admission"]
@@ -25,7 +25,7 @@ class Admission(Listener):
 
     def __init__(self, books: Books) -> None:
         self._books = books
-        self._lock = threading.Lock()
+        self._lock = lock_of(self)  # a generator that is collected ends its requests, anywhere
         self._inside: weakref.WeakSet[Request] = weakref.WeakSet()
 
     def admit(self, handler: Any, request: Any) -> Refusal | None:

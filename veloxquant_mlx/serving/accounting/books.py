@@ -149,10 +149,12 @@ class Books:
     def _make_room(self, prompt_caches: list[Any]) -> None:
         """Evict the oldest entries until nothing is short, or no entry is left that is charged."""
         for prompt_cache in prompt_caches if self.may_evict else ():
-            while prompt_cache is not None and len(prompt_cache):
+            while prompt_cache is not None and (n := len(prompt_cache)):
                 if not self.ledger.n_excess or not self.ledger.n_cached():
                     return
                 evict_oldest(prompt_cache, "budget")
+                if len(prompt_cache) >= n:
+                    break  # another mlx-lm evicts in another way: never go on for ever
                 with self.entered() as ready:
                     if not ready:
                         return

@@ -24,7 +24,9 @@ class EntryAccounting(Listener):
 
     def on_prompt_cache_opened(self, prompt_cache: Any) -> None:
         """It may have to evict."""
-        self._books.prompt_caches.append(weakref.ref(prompt_cache))
+        known = self._books.prompt_caches
+        known[:] = [ref for ref in known if ref() is not None]
+        known.append(weakref.ref(prompt_cache))
 
     def on_prompt_cache_fetched(
         self, prompt_cache: Any, tokens: list[int], caches: list[Any] | None, n: int
