@@ -363,6 +363,32 @@ def test_processes_give_what_one_gives(
 
 
 @pytest.mark.timeout(60)
+def test_a_program_without_a_file_may_simulate(recorded: Callable[..., Path]) -> None:
+    """From standard input, and without a guard of its main module: workers need nothing of either."""
+    program = """
+import sys
+from pathlib import Path
+from veloxquant_exporters.simulate import Grid, simulate_all, workers
+from veloxquant_mlx.telemetry.trace import load_trace
+workers.WORTH_PROCESSES = 0
+trace = load_trace(sys.argv[1])
+found = simulate_all(Path(sys.argv[1]), trace, Grid().configs(trace.header.config), jobs=2)
+print(len(found), __name__, "__file__" in globals(), flush=True)
+"""
+    path = recorded()
+    script = path.with_name("program.py")
+    script.write_text(program)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "exporters")])}
+    for given_as, stdin in (("-", program), (str(script), "")):
+        ran = subprocess.run(
+            [sys.executable, given_as, str(path)],
+            input=stdin, capture_output=True, text=True, check=False, env=env,
+        )  # fmt: skip
+        assert (ran.returncode, ran.stderr) == (0, "")
+        assert ran.stdout.startswith("4 __main__ ")
+
+
+@pytest.mark.timeout(60)
 def test_workers_end_with_their_parent(recorded: Callable[..., Path]) -> None:
     """After `kill` or `timeout` nobody is left who waits for work for ever."""
     program = """

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -65,7 +67,8 @@ def simulate_all(
     counts = context.Array("q", len(configs), lock=False)
     executor = ProcessPoolExecutor(jobs, context, _begin, (str(path), counts))
     try:
-        futures = [executor.submit(_work, n, config) for n, config in enumerate(configs)]
+        with _main_hidden():  # processes start as work is submitted
+            futures = [executor.submit(_work, n, config) for n, config in enumerate(configs)]
         _await(futures, lambda: progress(sum(counts)))
         return [future.result() for future in futures]
     except BrokenProcessPool as error:
@@ -77,6 +80,24 @@ def simulate_all(
         for worker in list((getattr(executor, "_processes", None) or {}).values()):
             worker.terminate()  # a Ctrl-C does not wait for what is under way
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Keep workers from running the program's own file, of which they need nothing.
+
+    It would do its work anew in each, unless it guards against that; and what was read from standard
+    input has no file.
+    """
+    main = sys.modules["__main__"]
+    spec, file = main.__spec__, vars(main).pop("__file__", None)
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__spec__ = spec
+        if file is not None:
+            main.__file__ = file
 
 
 def _await(futures: Sequence[Future[Result]], tell: Callable[[], object]) -> None:

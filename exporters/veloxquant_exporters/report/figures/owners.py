@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bokeh.models import ColumnDataSource, HoverTool, Range1d
 
 from veloxquant_exporters.report.figures.axes import PALETTE, limited, over_time, owner_text
+from veloxquant_exporters.report.owners import MAX_OWNERS
 
 if TYPE_CHECKING:
     from veloxquant_exporters.report.owners import Owners
@@ -21,7 +22,7 @@ def owner_figure(trace: Trace, owners: Owners, at: Range1d) -> Any:
 
     order = np.argsort(owners.since_ns, kind="stable")
     n = len(order)
-    more = f" (the {n} that held most)" if trace.n_owners > n else ""
+    more = f" (the {n} that held most)" if n >= MAX_OWNERS else ""
     plot = over_time(
         f"Owner lifetimes{more}", 260, at, "owners, the first at the bottom",
         y_range=limited(0, max(1, n), min_interval=2),
