@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tracemalloc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -492,6 +493,20 @@ def test_a_full_disk_leaves_no_half_a_dump(
             recorder.dump(tmp_path / "x.vqtrace")
     recorder.stop()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dumps_to_one_path_do_not_meddle(pool: BlockPoolAllocator, tmp_path: Path) -> None:
+    """Two threads at once: whoever ends last is there, and whole."""
+    recorder = record(pool)
+    for n in range(500):
+        pool.allocate("k", 16, n)
+        pool.free_all(n)
+    with ThreadPoolExecutor(4) as threads:
+        done = [threads.submit(recorder.dump, tmp_path / "x.vqtrace") for _ in range(24)]
+        assert [one.result().name for one in done] == ["x.vqtrace"] * 24
+    recorder.stop()
+    assert load_trace(tmp_path / "x.vqtrace").n_calls == 1000
+    assert [path.name for path in tmp_path.iterdir()] == ["x.vqtrace"]
 
 
 def test_two_pools_do_not_write_to_one_file(pool: BlockPoolAllocator, tmp_path: Path) -> None:

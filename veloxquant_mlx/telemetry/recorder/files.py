@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -151,7 +152,7 @@ def write_ring(
     refuse_special(Path(path))
     now_ns = taken.books.at_ns
     books, entries = _before(taken, source)
-    part = Path(f"{os.fspath(path)}.{os.getpid()}.part")
+    part = Path(f"{os.fspath(path)}.{os.getpid()}-{threading.get_ident()}.part")
     file = None
     try:
         file = TraceFile(part, source, books, now_ns, reason)
