@@ -473,6 +473,12 @@ def test_another_user_is_told_what_it_may_not(mode: int, text: str) -> None:
     assert any(line.startswith(text) for line in json.loads(done.stdout)), done.stdout
 
 
+def test_a_folder_of_which_nothing_can_be_read_is_not_ok(tmp_path: Path) -> None:
+    """The count of the files is not said to be as it should be."""
+    (tmp_path / "bad.snapshot.json").write_text("{")
+    assert one(folder_says(tmp_path), "snapshot files: 1 unreadable").level == "note"
+
+
 def test_dead_stale_and_unreadable_files_are_told(tmp_path: Path) -> None:
     """A worker that lives, one that hangs, one that died, garbage, and what a writer left."""
     put(tmp_path, a_file(process="dead"))

@@ -188,14 +188,15 @@ def test_the_page_of_a_sidecar_shows_a_death(tmp_path: Path) -> None:
             terminal.check_left_as_it_was()
 
 
-def test_sigterm_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_as_it_was(tmp_path: Path, number: signal.Signals) -> None:
     """In colour, with exit code 0."""
     (tmp_path / "snapshots").mkdir()
     with Terminal(tmp_path) as terminal:
         terminal.start(str(tmp_path / "snapshots"))
         terminal.until("no process publishes here yet", "? Help")
         assert COLOUR.search(terminal.tmux("capture-pane", "-p", "-e"))
-        os.kill(terminal.pid, signal.SIGTERM)
+        os.kill(terminal.pid, number)
         terminal.check_left_as_it_was()
 
 
@@ -233,6 +234,21 @@ def vqmon(*args: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         check=False,
     )
+
+
+def test_one_frame_goes_nowhere_where_stdout_is_closed() -> None:
+    """No fault of anybody."""
+    command = [sys.executable, "-m", "veloxquant_exporters.cli", "top", "--once"]
+    line = f"{shlex.join(command)} benchmarks/traces/chat.vqtrace >&-"
+    done = subprocess.run(
+        ["sh", "-c", line],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=ROOT,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_once_and_json_are_of_two_readings(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def command(
     trace. --once and --json take two readings, an interval apart, so that rates are known.
 
     \b
-    Exit codes: 0 after q, Ctrl-C or SIGTERM; 1 if nothing can be read at first.
+    Exit codes: 0 after q, Ctrl-C, SIGTERM or SIGHUP; 1 if nothing can be read at first.
 
     \b
     Example: vqmon top /run/veloxquant

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from veloxquant_exporters.doctor.settings import Settings
-from veloxquant_exporters.findings import Finding, printable
+from veloxquant_exporters.findings import Finding, Level, printable
 
 __all__ = ["find"]
 
@@ -155,7 +155,8 @@ def _files(path: Path) -> Iterator[Finding]:
     if report.files:
         states = Counter(checked.state or "unreadable" for checked in report.files)
         counts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
-        yield Finding("ok", f"snapshot files: {counts}")
+        level: Level = "ok" if states.keys() - {"unreadable"} else "note"
+        yield Finding(level, f"snapshot files: {counts}")
     yield from (finding for finding in found if finding.level != "ok")
     left = _temporary(path)
     if left:

@@ -138,7 +138,8 @@ def _print_frame(board: Board) -> None:
 
     width = max(NARROWEST, shutil.get_terminal_size().columns)
     text = "\n".join(row.plain[:width].rstrip() for row in frame(board, width))
-    encoding = (sys.stdout.encoding or "ascii").lower()
+    # Of a stdout that was closed before there is none.
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     _print(text if "utf" in encoding else text.translate(ASCII))
 
 

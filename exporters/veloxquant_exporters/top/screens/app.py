@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import termios
 from contextlib import suppress
 from typing import ClassVar, Final
 
@@ -94,9 +95,24 @@ class TopApp(App[int]):
     def on_load(self) -> None:
         """Leave the terminal as it was, also when a signal ends the program."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        ends = {signal.SIGTERM: self._end, signal.SIGINT: self._end, signal.SIGHUP: self._hang_up}
+        for number, end in ends.items():
+            if signal.getsignal(number) is signal.SIG_IGN:  # as nohup wants it
+                continue
             with suppress(ValueError, RuntimeError):  # not the main thread, as in some tests
-                loop.add_signal_handler(number, self.exit, 0)
+                loop.add_signal_handler(number, end)
+
+    def _end(self) -> None:
+        self.exit(0)
+
+    def _hang_up(self) -> None:
+        """End; at once where the terminal is gone, as what is written to it would wait for ever."""
+        try:
+            termios.tcgetattr(0)
+        except (OSError, termios.error):
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGHUP)
+        self.exit(0)
 
     def on_mount(self) -> None:
         """Show the board, and look for others."""
