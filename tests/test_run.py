@@ -325,6 +325,13 @@ def test_it_needs_no_stderr(tmp_path: Path) -> None:
     assert (broken.returncode, broken.stdout) == (0, "mine\n")
 
 
+def test_a_module_that_we_use_too_is_run_without_a_warning(tmp_path: Path) -> None:
+    """Python warns of one that is imported before it is run; that was not the program's doing."""
+    mine, plain = both(["python", "-W", "error", "-m", "http.server", "--help"], tmp_path)
+    assert (mine.returncode, mine.stdout) == (plain.returncode, plain.stdout) == (0, plain.stdout)
+    assert complaint(mine) == plain.stderr
+
+
 def test_an_import_that_fails_shows_no_frames_of_ours(tmp_path: Path) -> None:
     """A module that is watched may be broken: the traceback is the program's, line by line."""
     package = tmp_path / "mlx_lm"

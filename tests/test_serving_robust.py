@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from veloxquant_exporters.demo.model import tiny_llama
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
-from veloxquant_mlx.serving import Listener, Request, Seams, Watch, stop_watching, watch
+from veloxquant_mlx.serving import Listener, Refusal, Request, Seams, Watch, stop_watching, watch
 from veloxquant_mlx.serving import wrap_requests as wrappers
 from veloxquant_mlx.serving.accounting import PoolSettings, account_for
 from veloxquant_mlx.serving.accounting.admission import Admission
@@ -167,3 +169,28 @@ def test_a_request_may_end_while_another_is_let_in() -> None:
         admission.on_request_started(request)
         admission.on_request_finished(request)
     assert not admission._inside
+
+
+def test_a_refusal_needs_nothing_of_mlx_lms_own(heard: tuple[Seams, Ended]) -> None:
+    """A handler that writes its headers in another way still says 503 and when to come again."""
+    seams, ended = heard
+
+    class No(Listener):
+        def admit(self, handler: Any, request: Any) -> Refusal:
+            return Refusal(message="full", retry_after_s=7)
+
+    class Handler(BaseHTTPRequestHandler):
+        def __init__(self) -> None:
+            self.wfile = io.BytesIO()
+            self.request_version = "HTTP/1.1"
+            self.requestline = ""
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    seams.add(No())
+    handler = Handler()
+    wrappers.handle_completion(lambda *_: None, seams)(handler, None)
+    head, _, body = handler.wfile.getvalue().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 503") and b"Retry-After: 7" in head
+    assert b'"full"' in body and ended.outcomes == ["rejected"]

@@ -121,7 +121,8 @@ def handle_completion(original: _Function, seams: Seams) -> _Function:
 def _refuse(handler: Any, refusal: Refusal) -> None:
     error = {"message": refusal.message, "type": refusal.kind, "param": None, "code": refusal.code}
     body = json.dumps({"error": error}).encode()  # as OpenAI's clients read it
-    handler._set_completion_headers(refusal.status)  # noqa: SLF001 - as its own answers do
+    # As its own answers do, where this mlx-lm has it.
+    getattr(handler, "_set_completion_headers", handler.send_response)(refusal.status)
     handler.send_header("Retry-After", str(refusal.retry_after_s))
     handler.send_header("Content-Length", str(len(body)))
     handler.end_headers()

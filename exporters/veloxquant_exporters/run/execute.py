@@ -76,8 +76,7 @@ def _put_first(entry: str) -> None:
 
 def _run_module(name: str, main: ModuleType, shared: Collection[str]) -> None:
     try:
-        # Finds it as `python -m` does, and says in Python's own words what cannot be found.
-        found = runpy._get_module_details(name, _NotFoundError)  # type: ignore[attr-defined] # noqa: SLF001
+        found = _details_of(name)
     except _NotFoundError as error:
         _refuse(str(error))
     spec: importlib.machinery.ModuleSpec = found[1]
@@ -91,6 +90,17 @@ def _run_module(name: str, main: ModuleType, shared: Collection[str]) -> None:
         code = _main_block(spec)
     _describe(main, spec.origin, spec)
     exec(code, main.__dict__)  # noqa: S102 - that is the job
+
+
+def _details_of(name: str) -> Any:
+    """Find it as `python -m` does, and say in Python's own words what cannot be found."""
+    details = runpy._get_module_details  # type: ignore[attr-defined] # noqa: SLF001
+    if name not in sys.modules:
+        return details(name, _NotFoundError)
+    with warnings.catch_warnings():
+        # It is there because we use it, which is nothing to warn the program of.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return details(name, _NotFoundError)
 
 
 class _NotFoundError(Exception):
