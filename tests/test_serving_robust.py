@@ -181,7 +181,7 @@ def test_a_refusal_needs_nothing_of_mlx_lms_own(heard: tuple[Seams, Ended]) -> N
 
     class Handler(BaseHTTPRequestHandler):
         def __init__(self) -> None:
-            self.wfile = io.BytesIO()
+            self.written = self.wfile = io.BytesIO()
             self.request_version = "HTTP/1.1"
             self.requestline = ""
 
@@ -191,6 +191,6 @@ def test_a_refusal_needs_nothing_of_mlx_lms_own(heard: tuple[Seams, Ended]) -> N
     seams.add(No())
     handler = Handler()
     wrappers.handle_completion(lambda *_: None, seams)(handler, None)
-    head, _, body = handler.wfile.getvalue().partition(b"\r\n\r\n")
+    head, _, body = handler.written.getvalue().partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.0 503") and b"Retry-After: 7" in head
     assert b'"full"' in body and ended.outcomes == ["rejected"]
