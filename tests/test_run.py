@@ -288,6 +288,17 @@ def test_wrong_usage_is_said(tmp_path: Path) -> None:
     assert done.returncode == 1 and "endpoint" in done.stderr
 
 
+def test_where_it_pushes_is_said_without_the_password() -> None:
+    """On stderr, which ends in somebody's log."""
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel")
+    from veloxquant_exporters.run.outputs import OutputSettings, start_outputs
+
+    settings = OutputSettings(otlp_endpoint="http://user:secret@127.0.0.1:1", otlp_interval_s=3600)
+    outputs = start_outputs(settings)
+    outputs.close()
+    assert outputs.places == ("http://127.0.0.1:1",)
+
+
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_snapshots_go_into_a_folder_and_no_port_is_taken(tmp_path: Path, how: str) -> None:
     """The last one is of a program that ended; a sidecar would see which hooks it had."""

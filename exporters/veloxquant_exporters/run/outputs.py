@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from veloxquant_exporters.fetch import without_password
+
 __all__ = ["OutputError", "OutputSettings", "Outputs", "start_outputs"]
 
 
@@ -67,7 +69,7 @@ def start_outputs(settings: OutputSettings) -> Outputs:
             places.append(settings.directory)
         if settings.otlp_endpoint is not None:
             stack.callback(_pushed(settings.otlp_endpoint, settings.otlp_interval_s))
-            places.append(settings.otlp_endpoint)
+            places.append(without_password(settings.otlp_endpoint))
         return Outputs(stack.pop_all(), tuple(places), port)
     raise AssertionError
 

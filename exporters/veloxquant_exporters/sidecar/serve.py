@@ -13,6 +13,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from veloxquant_exporters.fetch import without_password
 from veloxquant_exporters.http import HttpServer, Route, Tls
 from veloxquant_exporters.prometheus.pages import Pages
 from veloxquant_exporters.sidecar.collector import SidecarCollector
@@ -122,4 +123,4 @@ def _push(stack: ExitStack, source: DirectorySource, settings: Settings) -> None
         settings.otlp_endpoint, source=source, interval_s=settings.otlp_interval_s
     )
     stack.callback(pipeline.close)
-    _log.info("pushing to %s", settings.otlp_endpoint)
+    _log.info("pushing to %s", without_password(settings.otlp_endpoint))
