@@ -71,7 +71,7 @@ class RequestsSnapshot:
     """Requests, by operation (chat, text_completion): the names of OpenTelemetry's conventions.
 
     Attributes:
-        finished: So far, by outcome (ok, cancelled, failed).
+        finished: So far, by outcome (ok, cancelled, failed, rejected).
         prompt_tokens: Of requests whose prompt was read, so far.
         cached_tokens: Those of them that the prompt cache had.
         generated_tokens: So far, of unfinished requests too.
@@ -123,7 +123,7 @@ class ProgramSnapshot:
         caches: By kind, all kinds once the census is on; None without the census.
         prompt_cache: None in a program that has none.
         requests: By operation; None where requests are not watched.
-        active_requests: By state (queued, prefill, decode, other).
+        active_requests: By state (queued, prefill, decode, single).
         decode_batch: Rows a decoding step had, one observation a step.
         generation_thread_alive: Of the server; None in a program that has none.
         weights_bytes: Bytes of the parameters of the models that are loaded; None before the first.
