@@ -123,4 +123,4 @@ def _push(stack: ExitStack, source: DirectorySource, settings: Settings) -> None
         settings.otlp_endpoint, source=source, interval_s=settings.otlp_interval_s
     )
     stack.callback(pipeline.close)
-    _log.info("pushing to %s", without_password(settings.otlp_endpoint))
+    _log.info("pushing to %s", without_password(settings.otlp_endpoint or ""))
