@@ -185,7 +185,7 @@ def test_a_refusal_needs_nothing_of_mlx_lms_own(heard: tuple[Seams, Ended]) -> N
             self.request_version = "HTTP/1.1"
             self.requestline = ""
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *_: Any) -> None:
             pass
 
     seams.add(No())
