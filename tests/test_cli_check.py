@@ -11,14 +11,23 @@ pytest.importorskip("click", reason="the extra cli")
 
 from veloxquant_exporters.cli.group import run
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig
-from veloxquant_mlx.telemetry import instrument, publish, stop_publishing, uninstrument
+from veloxquant_mlx.telemetry import (
+    instrument,
+    publish,
+    registry,
+    stop_publishing,
+    uninstrument,
+)
 
 Said = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder into which this process has published once and ended."""
+    """A folder into which this process has published once and ended: one pool, and no other test's."""
+    for probe in list(registry._registry._table.probes.values()):
+        if (left := probe.pool) is not None:
+            uninstrument(left)
     pool = BlockPoolAllocator(PoolConfig(n_blocks=64))
     instrument(pool, name="checked")
     pool.allocate("k", 40, 1)
