@@ -105,19 +105,25 @@ def decoded(batch: ExportMetricsServiceRequest) -> Iterator[Any]:
 
 
 def values(batch: ExportMetricsServiceRequest) -> dict[tuple[str, Attributes], Any]:
-    """By name and attributes: a number, or (bounds, counts, sum) of a histogram."""
+    """By name and attributes: a number, or (bounds, counts, sum) of a histogram.
+
+    Of several exports that a collector put into one batch, those of the last; no export has a
+    point twice.
+    """
     found: dict[tuple[str, Attributes], Any] = {}
-    for metric in decoded(batch):
-        kind = metric.WhichOneof("data")
-        for point in getattr(metric, kind).data_points:
-            key = (metric.name, flat(point.attributes))
-            assert key not in found, f"twice in one batch: {key}"
-            if kind == "histogram":
-                found[key] = (
-                    tuple(point.explicit_bounds),
-                    tuple(point.bucket_counts),
-                    point.sum,
-                )
-            else:
-                found[key] = getattr(point, point.WhichOneof("value"))
+    for resource in batch.resource_metrics:
+        export: dict[tuple[str, Attributes], Any] = {}
+        for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
+            kind = metric.WhichOneof("data")
+            for point in getattr(metric, kind).data_points:
+                key = (metric.name, flat(point.attributes))
+                assert key not in export, f"twice in one export: {key}"
+                export[key] = _value(kind, point)
+        found |= export
     return found
+
+
+def _value(kind: str | None, point: Any) -> Any:
+    if kind == "histogram":
+        return tuple(point.explicit_bounds), tuple(point.bucket_counts), point.sum
+    return getattr(point, point.WhichOneof("value"))

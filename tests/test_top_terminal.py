@@ -31,8 +31,8 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*(?:3[0-7]|4[0-7]|38|48|9[0-7]|10[0-7])[;m]")
 
 # Allocates and frees some hundred times a second, on a thread.
 LOAD = (
-    "threading.Thread(target=lambda: [(pool.allocate('kv', 160, 7), pool.free_all(7), "
-    "threading.Event().wait(0.005)) for _ in iter(int, 1)], daemon=True).start()"
+    "stop = threading.Event(); threading.Thread(target=lambda: [(pool.allocate('kv', 160, 7), pool.free_all(7), "
+    "threading.Event().wait(0.005)) for _ in iter(stop.is_set, True)], daemon=True).start()"
 )
 
 
@@ -157,6 +157,7 @@ def test_numbers_move_it_resizes_and_leaves_no_trace(tmp_path: Path) -> None:
             return line.split()[-4]
 
         before = rate(terminal.until_true(lambda seen: rate(seen) not in ("0", "-"), "a rate"))
+        worker.do("stop.set()")  # a steady load shows the same rate for as long as it lasts
         terminal.until_true(lambda seen: rate(seen) != before, "numbers that move")
         terminal.tmux("resize-window", "-x", "150", "-y", "36")
         terminal.until_true(lambda seen: max(map(len, seen.splitlines())) > 100, "150 columns")
