@@ -11,14 +11,11 @@ Exit status: 0, or with `--check` 1 if a bound is missed by the wrappers.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -35,13 +32,15 @@ from bench_serving import (  # noqa: E402
     _cost_us,
     _wrapped,
     batch_cpu_s,
+    conclude,
     handler_us,
     many_caches,
+    parsed,
     single_token_s,
     step_us,
     stream_us,
 )
-from bench_telemetry import Row, by_turns, ratio, render  # noqa: E402
+from bench_telemetry import Row, by_turns, ratio  # noqa: E402
 from mlx_lm.models.cache import BatchKVCache, KVCache, LRUPromptCache  # noqa: E402
 
 from veloxquant_mlx.memory.block_pool import BlockPoolAllocator, PoolConfig  # noqa: E402
@@ -221,11 +220,7 @@ def scrape_rows(rounds: int) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and judge if asked to."""
-    parser = argparse.ArgumentParser(description="Measure what charging mlx-lm's caches costs.")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed")
-    parser.add_argument("--json", type=Path, help="write the rows there")
-    options = parser.parse_args(arguments)
+    options = parsed("Measure what charging mlx-lm's caches costs.", arguments)
     n = 1 if options.quick else 4
     model = small_llama()
     for rows_of in (1, ROWS):
@@ -242,11 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows += share_rows(real, Path(folder).name, 12, 5 * n)
         if not options.quick:  # a token of a real model takes long on a CPU
             rows += by_turn_rows(real, Path(folder).name, 4, n)
-    print(render(rows))
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; Python {sys.version.split()[0]}")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    return int(options.check and not all(row.holds for row in rows))
+    return conclude(rows, options)
 
 
 if __name__ == "__main__":

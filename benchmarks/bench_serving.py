@@ -242,13 +242,27 @@ def scrape_rows(rounds: int) -> list[Row]:
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and judge if asked to."""
-    parser = argparse.ArgumentParser(description="Measure what watching mlx-lm costs.")
+def parsed(description: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options that the serving benchmarks share."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed")
     parser.add_argument("--json", type=Path, help="write the rows there")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def conclude(rows: Sequence[Row], options: argparse.Namespace) -> int:
+    """Print the rows, write them where asked to, and judge; returns the exit status."""
+    print(render(rows))
+    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; Python {sys.version.split()[0]}")
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    return int(options.check and not all(row.holds for row in rows))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and judge if asked to."""
+    options = parsed("Measure what watching mlx-lm costs.", arguments)
     n = 1 if options.quick else 4
     model = small_llama()
     rows = scrape_rows(10 * n)
@@ -260,11 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         real = load(folder)[0]
         rows += share_rows(real, Path(folder).name, 12)
-    print(render(rows))
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; Python {sys.version.split()[0]}")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    return int(options.check and not all(row.holds for row in rows))
+    return conclude(rows, options)
 
 
 # -- with pytest-benchmark -------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from veloxquant_mlx.telemetry.lock_timer import PATIENCE_AT_START, LockTimer
 from veloxquant_mlx.telemetry.meters import owner_text
 from veloxquant_mlx.telemetry.notices import SLOW_NS, Notice, listeners, tell
 from veloxquant_mlx.telemetry.sampler import Sampler
-from veloxquant_mlx.telemetry.slots import HookPair, RareSlot, Slot, make_hooks
+from veloxquant_mlx.telemetry.slots import HookPair, RareSlot, Slot, make_hooks, n_calls
 
 if TYPE_CHECKING:
     from veloxquant_mlx.memory.block import Lease
@@ -155,7 +155,7 @@ class Hooks:
 
     def n_calls(self) -> int:
         """Calls in all."""
-        return sum([slot.calls() for slot in self._slots])
+        return n_calls(self._slots)
 
     def allocates(self, stream: str) -> int:
         """Allocation calls on `stream` that went well."""

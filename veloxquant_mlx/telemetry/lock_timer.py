@@ -13,6 +13,7 @@ import weakref
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
+from veloxquant_mlx.telemetry.slots import n_calls
 from veloxquant_mlx.telemetry.timing_lock import timing_lock
 
 if TYPE_CHECKING:
@@ -102,14 +103,11 @@ class LockTimer:
         if self._armed is slot:
             self.disarm(pool)
 
-    def _n_calls(self) -> int:
-        return sum([slot.calls() for slot in self._slots])
-
     def _patience(self, slot: Slot) -> int:
         slot.misses += 1
         if slot.misses == 1:
             return PATIENCE if slot.last is not None else PATIENCE_FIRST
-        total = self._n_calls()
+        total = n_calls(self._slots)
         since, slot.armed_total = total - slot.armed_total, total
         return PATIENCE + since // PATIENCE_SHARE
 
@@ -141,7 +139,7 @@ class LockTimer:
 
     def digest(self) -> None:
         """The waits seen since stand for the calls since, to equal parts; or the last one does."""
-        waits, total = self._waits_ns or self._last_wait_ns, self._n_calls()
+        waits, total = self._waits_ns or self._last_wait_ns, n_calls(self._slots)
         if waits:
             each, more = divmod(total - self._waits_weighed, len(waits))
             self._waits_ns, self._last_wait_ns, self._waits_weighed = [], waits[-1:], total

@@ -6,14 +6,13 @@ python -m veloxquant_mlx.telemetry.reference --check docs/metrics.md   # 1 if it
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 from veloxquant_mlx.memory.incidents import EXHAUSTION_REASONS, GROW_OUTCOMES, REJECTION_REASONS
 from veloxquant_mlx.telemetry.catalogue import CATALOGUE, Metric
+from veloxquant_mlx.telemetry.generated_page import write_or_check
 from veloxquant_mlx.telemetry.histogram import (
     BLOCK_BUCKETS,
     DURATION_BUCKETS_NS,
@@ -166,18 +165,12 @@ def _buckets() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page, or compare it byte for byte; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Write docs/metrics.md from the catalogue.")
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--check", action="store_true", help="only say whether it would change")
-    options = parser.parse_args(arguments)
-    page = render().encode()
-    if not options.check:
-        options.path.write_bytes(page)
-        return 0
-    if options.path.is_file() and options.path.read_bytes() == page:
-        return 0
-    sys.stderr.write(f"{options.path} is not what the catalogue says; write it anew\n")
-    return 1
+    return write_or_check(
+        render,
+        arguments,
+        description="Write docs/metrics.md from the catalogue.",
+        stale="{path} is not what the catalogue says; write it anew",
+    )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from veloxquant_mlx.memory.hot_path import FP16
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from veloxquant_mlx.memory.journal import Entry
     from veloxquant_mlx.telemetry.samples import Sample
 
-__all__ = ["MAX_STRIDE", "HookPair", "HookSlot", "RareSlot", "Slot", "make_hooks"]
+__all__ = ["MAX_STRIDE", "HookPair", "HookSlot", "RareSlot", "Slot", "make_hooks", "n_calls"]
 
 # Calls a sample at most, jittered by half: a fixed stride that shares a factor with layers x (k, v)
 # would time the same call of each round.
@@ -136,6 +136,11 @@ class RareSlot(Slot):
         self.n_calls += 1
         self.left -= 1
         return self.left <= 0
+
+
+def n_calls(slots: Iterable[Slot]) -> int:
+    """Calls on all of the slots."""
+    return sum([slot.calls() for slot in slots])
 
 
 Hook = Callable[["Entry"], None]

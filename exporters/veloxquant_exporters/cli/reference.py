@@ -6,17 +6,16 @@ python -m veloxquant_exporters.cli.reference --check docs/cli.md   # 1 if it wou
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from inspect import cleandoc
-from pathlib import Path
 from typing import Final
 
 import click
 
 from veloxquant_exporters.cli.commands import COMMANDS
 from veloxquant_exporters.cli.group import vqmon
+from veloxquant_mlx.telemetry.generated_page import write_or_check
 
 __all__ = ["main", "render", "walk"]
 
@@ -210,21 +209,13 @@ def _cell(text: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page, or compare it byte for byte; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Write docs/cli.md from the commands.")
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--check", action="store_true", help="only say whether it would change")
-    options = parser.parse_args(arguments)
-    page = render().encode()
-    if not options.check:
-        options.path.write_bytes(page)
-        return 0
-    if options.path.is_file() and options.path.read_bytes() == page:
-        return 0
-    sys.stderr.write(
-        f"{options.path} is not what the commands say; write it anew: "
-        f"python -m veloxquant_exporters.cli.reference {options.path}\n"
+    return write_or_check(
+        render,
+        arguments,
+        description="Write docs/cli.md from the commands.",
+        stale="{path} is not what the commands say; write it anew: "
+        "python -m veloxquant_exporters.cli.reference {path}",
     )
-    return 1
 
 
 if __name__ == "__main__":
